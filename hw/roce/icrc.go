@@ -1,0 +1,115 @@
+package roce
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+)
+
+// The ICRC (annex A17) is CRC-32 of IEEE 802.3 over eight bytes of ones, which
+// stand for InfiniBand's local route header, then IP, UDP and BTH headers and
+// all that follows up to the ICRC itself. What may change on the way counts as
+// ones: IPv4 TOS, TTL and header checksum, or IPv6 traffic class, flow label
+// and hop limit; the UDP checksum; byte 4 of the BTH (FECN, BECN, reserved).
+// It is stored least significant byte first. The IPv4 identification counts.
+//
+// Headers are taken as masked words in registers, eight bytes a step, and the
+// rest with hash/crc32 where it lies: its Update makes any buffer escape, so
+// that a masked copy of the headers would be an allocation for each frame, and
+// masking the frame itself would show wrong bytes to its other readers.
+
+// icrcSeed is the CRC register after the eight bytes of ones, not inverted.
+const icrcSeed = 0xDEBB20E3
+
+// slicing[i][b] is the CRC register's change from byte b followed by i zero
+// bytes ("slicing-by-8").
+var slicing = func() (t [8]crc32.Table) {
+	t[0] = *crc32.IEEETable
+	for i := 1; i < len(t); i++ {
+		for b, v := range t[i-1] {
+			t[i][b] = t[0][v&0xFF] ^ v>>8
+		}
+	}
+	return t
+}()
+
+func step8(crc uint32, w uint64) uint32 {
+	w ^= uint64(crc)
+	return slicing[7][w&0xFF] ^ slicing[6][w>>8&0xFF] ^ slicing[5][w>>16&0xFF] ^ slicing[4][w>>24&0xFF] ^
+		slicing[3][w>>32&0xFF] ^ slicing[2][w>>40&0xFF] ^ slicing[1][w>>48&0xFF] ^ slicing[0][w>>56]
+}
+
+func step4(crc uint32, w uint32) uint32 {
+	w ^= crc
+	return slicing[3][w&0xFF] ^ slicing[2][w>>8&0xFF] ^ slicing[1][w>>16&0xFF] ^ slicing[0][w>>24]
+}
+
+// icrc is the ICRC of a packet whose IP header starts at b[0] and which ends
+// with the payload and its pad at the end of b.
+func icrc(b []byte, v6 bool) uint32 {
+	le := binary.LittleEndian
+	crc, n := uint32(icrcSeed), 0
+	if v6 {
+		n = IPv6Len + UDPLen + BTHLen
+		h := b[:n:n]
+		crc = step8(crc, le.Uint64(h[0:])|0xFF00_0000_FFFF_FF0F) // class, flow label; hop limit
+		crc = step8(crc, le.Uint64(h[8:]))
+		crc = step8(crc, le.Uint64(h[16:]))
+		crc = step8(crc, le.Uint64(h[24:]))
+		crc = step8(crc, le.Uint64(h[32:]))
+		crc = step8(crc, le.Uint64(h[40:])|0xFFFF_0000_0000_0000) // UDP checksum
+		crc = step8(crc, le.Uint64(h[48:])|0x0000_00FF_0000_0000) // BTH byte 4
+		crc = step4(crc, le.Uint32(h[56:]))
+	} else {
+		n = IPv4Len + UDPLen + BTHLen
+		h := b[:n:n]
+		crc = step8(crc, le.Uint64(h[0:])|0x0000_0000_0000_FF00) // TOS
+		crc = step8(crc, le.Uint64(h[8:])|0x0000_0000_FFFF_00FF) // TTL, checksum
+		crc = step8(crc, le.Uint64(h[16:]))
+		crc = step8(crc, le.Uint64(h[24:])|0x0000_0000_FFFF_0000) // UDP checksum
+		crc = step8(crc, le.Uint64(h[32:])|0x0000_0000_0000_00FF) // BTH byte 4
+	}
+	return crc32.Update(^crc, crc32.IEEETable, b[n:])
+}
+
+// ICRC computes the ICRC that belongs to a frame, whatever its last four bytes
+// hold. The error is a ParseError: the frame's IP or UDP header is not of a
+// RoCEv2 frame of this length.
+func ICRC(frame []byte) (uint32, error) {
+	l, e := locate(frame)
+	if e != 0 {
+		return 0, e
+	}
+	return icrc(frame[l.ip:l.end-ICRCLen], l.v6), nil
+}
+
+// CheckICRC reports whether the stored ICRC of a frame is right: nil, ErrICRC,
+// or another ParseError as ICRC gives.
+func CheckICRC(frame []byte) error {
+	l, e := locate(frame)
+	if e != 0 {
+		return e
+	}
+	if !l.icrcOK(frame) {
+		return ErrICRC
+	}
+	return nil
+}
+
+// Finish completes the frame at the start of b, where headers by Put and then
+// the payload stand: it writes the pad bytes as zeros and the ICRC, and
+// returns the frame, which is as long as its headers say. The error is a
+// ParseError: b holds no such headers, or is too short for the frame.
+func Finish(b []byte) ([]byte, error) {
+	l, e := locate(b)
+	if e != 0 {
+		return nil, e
+	}
+	at := l.end - ICRCLen
+	pad := int(BTH(b[l.bth:]).PadCount())
+	if at-pad < l.bth+BTHLen {
+		return nil, ErrLength
+	}
+	clear(b[at-pad : at])
+	binary.LittleEndian.PutUint32(b[at:], icrc(b[l.ip:at], l.v6))
+	return b[:l.end:l.end], nil
+}
