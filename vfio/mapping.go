@@ -1,0 +1,168 @@
+package vfio
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mapping is a region in the address space of this process. The whole
+// region's range is reserved without access; its areas are mapped at their
+// places in it, so an offset in the region is an offset in the mapping.
+type Mapping struct {
+	base unsafe.Pointer // set once; the range is released only by Release
+	size uintptr        // reserved bytes, whole pages
+
+	mu       sync.Mutex
+	areas    []Area // mapped ones
+	revoked  bool
+	released bool
+}
+
+// NewMapping maps areas of the file fd, whose region begins at file offset
+// base, into a reserved range of size bytes. A mapping that is not writable
+// faults on a store. Device implementations call it; fd may be closed after.
+func NewMapping(size uint64, areas []Area, fd int, base uint64, writable bool) (*Mapping, error) {
+	page := uint64(os.Getpagesize())
+	fail := func(obj string, err error) error { return &Error{Op: "map region", Object: obj, Err: err} }
+	if size > 1<<46 {
+		return nil, fail(fmt.Sprintf("of %#x bytes", size), ErrInvalid)
+	}
+	m := &Mapping{size: uintptr(max(size+page-1, page) &^ (page - 1))}
+	p, err := unix.MmapPtr(-1, 0, nil, m.size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fail(fmt.Sprintf("of %#x bytes: reserve", size), err)
+	}
+	m.base = p
+	prot := unix.PROT_READ
+	if writable {
+		prot |= unix.PROT_WRITE
+	}
+	end := uint64(0)
+	for _, a := range areas {
+		obj := fmt.Sprintf("area %#x+%#x", a.Offset, a.Size)
+		if a.Offset < end || a.Size == 0 || a.Size > size || a.Offset > size-a.Size ||
+			a.Offset%page != 0 || a.Size%page != 0 || (base+a.Offset)%page != 0 || base+a.Offset < base {
+			m.Release()
+			return nil, fail(obj, ErrInvalid)
+		}
+		end = a.Offset + a.Size
+		if _, err := unix.MmapPtr(fd, int64(base+a.Offset), unsafe.Add(m.base, a.Offset), uintptr(a.Size), prot, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+			m.Release()
+			return nil, fail(obj, err)
+		}
+		if err := madvise(unsafe.Add(m.base, a.Offset), uintptr(a.Size), unix.MADV_DONTFORK); err != nil {
+			m.Release()
+			return nil, fail(obj+": MADV_DONTFORK", err)
+		}
+		m.areas = append(m.areas, a)
+	}
+	return m, nil
+}
+
+func madvise(p unsafe.Pointer, n uintptr, advice int) error {
+	return unix.Madvise(unsafe.Slice((*byte)(p), n), advice)
+}
+
+// mapped says whether n bytes at off lie in one area. The areas do not change
+// before Release.
+func (m *Mapping) mapped(off, n uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.released {
+		return false
+	}
+	for _, a := range m.areas {
+		if off >= a.Offset && n <= a.Size && off-a.Offset <= a.Size-n {
+			return true
+		}
+	}
+	return false
+}
+
+// Areas are the mapped pieces, ascending.
+func (m *Mapping) Areas() []Area {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]Area(nil), m.areas...)
+}
+
+// Word32 is the register at off for use with mmio.Load32 and Store32, or nil
+// where it is not mapped or off is not a multiple of 4. Keep it: the look-up
+// takes a lock. It is invalid after Release.
+func (m *Mapping) Word32(off uint64) *uint32 {
+	if off%4 != 0 || !m.mapped(off, 4) {
+		return nil
+	}
+	return (*uint32)(unsafe.Add(m.base, off))
+}
+
+// Word64 is Word32 for 64-bit registers, at multiples of 8.
+func (m *Mapping) Word64(off uint64) *uint64 {
+	if off%8 != 0 || !m.mapped(off, 8) {
+		return nil
+	}
+	return (*uint64)(unsafe.Add(m.base, off))
+}
+
+// Bytes is a window of n bytes at off, or nil where it is not mapped as one
+// piece. It is for pages that hold memory (a memfd-backed BAR): copy may use
+// any access width. It is invalid after Release.
+func (m *Mapping) Bytes(off, n uint64) []byte {
+	if n == 0 || !m.mapped(off, n) {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Add(m.base, off)), n)
+}
+
+// Revoke replaces every area by anonymous pages of 0xFF at the same address,
+// each in one step: a goroutine that is loading or storing there sees all
+// ones, as from a function that has left its slot, and never a fault. Stores
+// go nowhere. The kernel's hold on the device's pages is dropped. It is
+// idempotent.
+func (m *Mapping) Revoke() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.revoked || m.released {
+		return nil
+	}
+	for _, a := range m.areas {
+		n := uintptr(a.Size)
+		p, err := unix.MmapPtr(-1, 0, nil, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err == nil {
+			ones := unsafe.Slice((*byte)(p), n)
+			for i := range ones {
+				ones[i] = 0xff
+			}
+			// Moving it over the area is atomic for all other threads.
+			_, err = unix.MremapPtr(p, n, unsafe.Add(m.base, a.Offset), n, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED)
+			if err != nil {
+				_ = unix.MunmapPtr(p, n)
+			}
+		}
+		if err != nil {
+			return &Error{Op: "revoke region mapping", Object: fmt.Sprintf("area %#x+%#x", a.Offset, a.Size), Err: err}
+		}
+	}
+	m.revoked = true
+	return nil
+}
+
+// Release unmaps the region. No pointer from the mapping may be used after
+// it: call it when nobody is inside. It is idempotent.
+func (m *Mapping) Release() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.released {
+		return nil
+	}
+	m.released = true
+	m.areas = nil
+	if err := unix.MunmapPtr(m.base, m.size); err != nil {
+		return &Error{Op: "release region mapping", Err: err}
+	}
+	return nil
+}
