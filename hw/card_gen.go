@@ -1783,6 +1783,16 @@ func ViewControlSegment(b []byte) *ControlSegment {
 	return (*ControlSegment)(p)
 }
 
+// SliceControlSegment overlays as many ControlSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceControlSegment(b []byte) []ControlSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*ControlSegment)(p), len(b)/ControlSegmentSize)
+}
+
 // AsBytes is x as the 16 bytes that the card sees; they share x's memory.
 func (x *ControlSegment) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), ControlSegmentSize)
@@ -1834,6 +1844,16 @@ func ViewRemoteSegment(b []byte) *RemoteSegment {
 	return (*RemoteSegment)(p)
 }
 
+// SliceRemoteSegment overlays as many RemoteSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceRemoteSegment(b []byte) []RemoteSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*RemoteSegment)(p), len(b)/RemoteSegmentSize)
+}
+
 // AsBytes is x as the 16 bytes that the card sees; they share x's memory.
 func (x *RemoteSegment) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), RemoteSegmentSize)
@@ -1879,6 +1899,16 @@ func ViewAtomicSegment(b []byte) *AtomicSegment {
 		return nil
 	}
 	return (*AtomicSegment)(p)
+}
+
+// SliceAtomicSegment overlays as many AtomicSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceAtomicSegment(b []byte) []AtomicSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*AtomicSegment)(p), len(b)/AtomicSegmentSize)
 }
 
 // AsBytes is x as the 16 bytes that the card sees; they share x's memory.
@@ -1929,6 +1959,16 @@ func ViewDataSegment(b []byte) *DataSegment {
 		return nil
 	}
 	return (*DataSegment)(p)
+}
+
+// SliceDataSegment overlays as many DataSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceDataSegment(b []byte) []DataSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*DataSegment)(p), len(b)/DataSegmentSize)
 }
 
 // AsBytes is x as the 16 bytes that the card sees; they share x's memory.
@@ -1997,6 +2037,16 @@ func ViewBindSegment(b []byte) *BindSegment {
 		return nil
 	}
 	return (*BindSegment)(p)
+}
+
+// SliceBindSegment overlays as many BindSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceBindSegment(b []byte) []BindSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*BindSegment)(p), len(b)/BindSegmentSize)
 }
 
 // AsBytes is x as the 32 bytes that the card sees; they share x's memory.
@@ -2078,6 +2128,16 @@ func ViewAddressVector(b []byte) *AddressVector {
 		return nil
 	}
 	return (*AddressVector)(p)
+}
+
+// SliceAddressVector overlays as many AddressVector as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceAddressVector(b []byte) []AddressVector {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*AddressVector)(p), len(b)/AddressVectorSize)
 }
 
 // AsBytes is x as the 48 bytes that the card sees; they share x's memory.
@@ -2204,6 +2264,16 @@ func ViewUDSegment(b []byte) *UDSegment {
 	return (*UDSegment)(p)
 }
 
+// SliceUDSegment overlays as many UDSegment as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceUDSegment(b []byte) []UDSegment {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*UDSegment)(p), len(b)/UDSegmentSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *UDSegment) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), UDSegmentSize) }
 
@@ -2259,6 +2329,16 @@ func ViewRecvControl(b []byte) *RecvControl {
 		return nil
 	}
 	return (*RecvControl)(p)
+}
+
+// SliceRecvControl overlays as many RecvControl as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceRecvControl(b []byte) []RecvControl {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*RecvControl)(p), len(b)/RecvControlSize)
 }
 
 // AsBytes is x as the 16 bytes that the card sees; they share x's memory.
@@ -2376,6 +2456,16 @@ func ViewCQE(b []byte) *CQE {
 	return (*CQE)(p)
 }
 
+// SliceCQE overlays as many CQE as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceCQE(b []byte) []CQE {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CQE)(p), len(b)/CQESize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *CQE) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), CQESize) }
 
@@ -2445,6 +2535,16 @@ func ViewCQArm(b []byte) *CQArm {
 		return nil
 	}
 	return (*CQArm)(p)
+}
+
+// SliceCQArm overlays as many CQArm as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceCQArm(b []byte) []CQArm {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CQArm)(p), len(b)/CQArmSize)
 }
 
 // AsBytes is x as the 4 bytes that the card sees; they share x's memory.
@@ -2599,6 +2699,16 @@ func ViewEQE(b []byte) *EQE {
 	return (*EQE)(p)
 }
 
+// SliceEQE overlays as many EQE as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceEQE(b []byte) []EQE {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*EQE)(p), len(b)/EQESize)
+}
+
 // AsBytes is x as the 32 bytes that the card sees; they share x's memory.
 func (x *EQE) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), EQESize) }
 
@@ -2703,6 +2813,16 @@ func ViewCommandEntry(b []byte) *CommandEntry {
 	return (*CommandEntry)(p)
 }
 
+// SliceCommandEntry overlays as many CommandEntry as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceCommandEntry(b []byte) []CommandEntry {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CommandEntry)(p), len(b)/CommandEntrySize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *CommandEntry) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), CommandEntrySize)
@@ -2785,6 +2905,16 @@ func ViewCommandReply(b []byte) *CommandReply {
 		return nil
 	}
 	return (*CommandReply)(p)
+}
+
+// SliceCommandReply overlays as many CommandReply as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceCommandReply(b []byte) []CommandReply {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CommandReply)(p), len(b)/CommandReplySize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -3040,6 +3170,16 @@ func ViewQPContext(b []byte) *QPContext {
 	return (*QPContext)(p)
 }
 
+// SliceQPContext overlays as many QPContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceQPContext(b []byte) []QPContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*QPContext)(p), len(b)/QPContextSize)
+}
+
 // AsBytes is x as the 192 bytes that the card sees; they share x's memory.
 func (x *QPContext) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), QPContextSize) }
 
@@ -3152,6 +3292,16 @@ func ViewQPStats(b []byte) *QPStats {
 	return (*QPStats)(p)
 }
 
+// SliceQPStats overlays as many QPStats as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceQPStats(b []byte) []QPStats {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*QPStats)(p), len(b)/QPStatsSize)
+}
+
 // AsBytes is x as the 128 bytes that the card sees; they share x's memory.
 func (x *QPStats) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), QPStatsSize) }
 
@@ -3226,6 +3376,16 @@ func ViewCQContext(b []byte) *CQContext {
 	return (*CQContext)(p)
 }
 
+// SliceCQContext overlays as many CQContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceCQContext(b []byte) []CQContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CQContext)(p), len(b)/CQContextSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *CQContext) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), CQContextSize) }
 
@@ -3295,6 +3455,16 @@ func ViewEQContext(b []byte) *EQContext {
 	return (*EQContext)(p)
 }
 
+// SliceEQContext overlays as many EQContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceEQContext(b []byte) []EQContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*EQContext)(p), len(b)/EQContextSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *EQContext) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), EQContextSize) }
 
@@ -3359,6 +3529,16 @@ func ViewSRQContext(b []byte) *SRQContext {
 		return nil
 	}
 	return (*SRQContext)(p)
+}
+
+// SliceSRQContext overlays as many SRQContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceSRQContext(b []byte) []SRQContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*SRQContext)(p), len(b)/SRQContextSize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -3438,6 +3618,16 @@ func ViewKeyEntry(b []byte) *KeyEntry {
 		return nil
 	}
 	return (*KeyEntry)(p)
+}
+
+// SliceKeyEntry overlays as many KeyEntry as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceKeyEntry(b []byte) []KeyEntry {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*KeyEntry)(p), len(b)/KeyEntrySize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -3585,6 +3775,16 @@ func ViewKeyCacheLine(b []byte) *KeyCacheLine {
 	return (*KeyCacheLine)(p)
 }
 
+// SliceKeyCacheLine overlays as many KeyCacheLine as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceKeyCacheLine(b []byte) []KeyCacheLine {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*KeyCacheLine)(p), len(b)/KeyCacheLineSize)
+}
+
 // AsBytes is x as the 128 bytes that the card sees; they share x's memory.
 func (x *KeyCacheLine) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), KeyCacheLineSize)
@@ -3640,6 +3840,16 @@ func ViewRateLimit(b []byte) *RateLimit {
 		return nil
 	}
 	return (*RateLimit)(p)
+}
+
+// SliceRateLimit overlays as many RateLimit as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceRateLimit(b []byte) []RateLimit {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*RateLimit)(p), len(b)/RateLimitSize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -3720,6 +3930,16 @@ func ViewPortContext(b []byte) *PortContext {
 	return (*PortContext)(p)
 }
 
+// SlicePortContext overlays as many PortContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SlicePortContext(b []byte) []PortContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*PortContext)(p), len(b)/PortContextSize)
+}
+
 // AsBytes is x as the 512 bytes that the card sees; they share x's memory.
 func (x *PortContext) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), PortContextSize)
@@ -3783,6 +4003,16 @@ func ViewRingContext(b []byte) *RingContext {
 		return nil
 	}
 	return (*RingContext)(p)
+}
+
+// SliceRingContext overlays as many RingContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceRingContext(b []byte) []RingContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*RingContext)(p), len(b)/RingContextSize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -3909,6 +4139,16 @@ func ViewTraceRecord(b []byte) *TraceRecord {
 	return (*TraceRecord)(p)
 }
 
+// SliceTraceRecord overlays as many TraceRecord as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceTraceRecord(b []byte) []TraceRecord {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*TraceRecord)(p), len(b)/TraceRecordSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *TraceRecord) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), TraceRecordSize)
@@ -4022,6 +4262,16 @@ func ViewCaptureRecord(b []byte) *CaptureRecord {
 	return (*CaptureRecord)(p)
 }
 
+// SliceCaptureRecord overlays as many CaptureRecord as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceCaptureRecord(b []byte) []CaptureRecord {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*CaptureRecord)(p), len(b)/CaptureRecordSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *CaptureRecord) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), CaptureRecordSize)
@@ -4123,6 +4373,16 @@ func ViewHostGatherContext(b []byte) *HostGatherContext {
 	return (*HostGatherContext)(p)
 }
 
+// SliceHostGatherContext overlays as many HostGatherContext as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceHostGatherContext(b []byte) []HostGatherContext {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*HostGatherContext)(p), len(b)/HostGatherContextSize)
+}
+
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
 func (x *HostGatherContext) AsBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(x)), HostGatherContextSize)
@@ -4215,6 +4475,16 @@ func ViewHostGatherRequest(b []byte) *HostGatherRequest {
 		return nil
 	}
 	return (*HostGatherRequest)(p)
+}
+
+// SliceHostGatherRequest overlays as many HostGatherRequest as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceHostGatherRequest(b []byte) []HostGatherRequest {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*HostGatherRequest)(p), len(b)/HostGatherRequestSize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.
@@ -4333,6 +4603,16 @@ func ViewHostGatherReply(b []byte) *HostGatherReply {
 		return nil
 	}
 	return (*HostGatherReply)(p)
+}
+
+// SliceHostGatherReply overlays as many HostGatherReply as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 4.
+func SliceHostGatherReply(b []byte) []HostGatherReply {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%4 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*HostGatherReply)(p), len(b)/HostGatherReplySize)
 }
 
 // AsBytes is x as the 64 bytes that the card sees; they share x's memory.

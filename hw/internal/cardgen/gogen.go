@@ -194,6 +194,8 @@ func goStruct(w *writer, s *structure) {
 
 	w.p("// View%s overlays a %[1]s on the first %d bytes of b, which stays the owner. It is nil where b is\n// shorter or not aligned to %d.", n, s.Size, s.align)
 	w.p("func View%s(b []byte) *%[1]s {\n\tp := unsafe.Pointer(unsafe.SliceData(b))\n\tif len(b) < %[1]sSize || uintptr(p)%%%[2]d != 0 {\n\t\treturn nil\n\t}\n\treturn (*%[1]s)(p)\n}\n", n, s.align)
+	w.p("// Slice%s overlays as many %[1]s as b holds whole, a ring for example; b stays the owner. It is nil\n// where b is not aligned to %d.", n, s.align)
+	w.p("func Slice%s(b []byte) []%[1]s {\n\tp := unsafe.Pointer(unsafe.SliceData(b))\n\tif uintptr(p)%%%[2]d != 0 {\n\t\treturn nil\n\t}\n\treturn unsafe.Slice((*%[1]s)(p), len(b)/%[1]sSize)\n}\n", n, s.align)
 	w.p("// AsBytes is x as the %d bytes that the card sees; they share x's memory.", s.Size)
 	w.p("func (x *%s) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), %[1]sSize) }\n", n)
 	goReserved(w, s)
