@@ -1,0 +1,46 @@
+# The targets that people and CI use. Everything is done by the go command; gcc is
+# needed by the race detector only.
+
+GO ?= go
+FUZZTIME ?= 10s
+
+.PHONY: build demo test test-full lint bench fuzz mutants generate clean
+
+## build: bin/rnicctl and bin/rnicsim
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./cmd/...
+
+## demo: the chapter's walk and five operations between two soft cards; leaves demo.pcapng
+demo: build
+	bin/rnicctl demo --pcap demo.pcapng
+
+## test: the gate, every suite at gate scale, one line a suite
+test:
+	$(GO) run ./test/gate $(SUITES)
+
+## test-full: the same suites at the scale of the acceptance lists
+test-full:
+	RNIC_FULL=1 $(GO) run ./test/gate $(SUITES)
+
+## lint: vet for both architectures, gofmt, staticcheck, the rules of the house
+lint:
+	$(GO) run ./test/gate vet "vet arm64" gofmt tidy lint rules
+
+## bench: every benchmark, with allocations
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+## fuzz: every fuzz target for FUZZTIME
+fuzz:
+	$(GO) run ./test/fuzz -time $(FUZZTIME)
+
+## mutants: for each rule a seeded defect that its test catches
+mutants:
+	$(GO) run ./test/mutants
+
+## generate: Go, SystemVerilog and documentation from hw/card.yaml
+generate:
+	$(GO) generate ./...
+
+clean:
+	rm -rf bin .cache demo.pcapng

@@ -1,0 +1,140 @@
+// Command gate is what `make test` runs: every suite in turn, one line a suite with its seconds. It
+// stops at the first that fails, shows that suite's log, and ends with 1. The logs stay in
+// .cache/gate. With RNIC_FULL=1, the suites run at the scale of the acceptance lists.
+//
+// Arguments name the suites to run; without any, all run.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// staticcheck is run by version, which keeps its modules out of go.mod.
+const staticcheck = "honnef.co/go/tools/cmd/staticcheck@v0.8.2"
+
+// A suite is one line of the gate: a command, run at the repository's root.
+type suite struct {
+	name    string
+	command []string
+	env     []string
+	dir     string        // under the root; "" is the root
+	limit   time.Duration // at gate scale; the full scale has ten times as long
+	quiet   bool          // any output is a failure
+}
+
+var suites = []suite{
+	{name: "build", command: []string{"go", "build", "./..."}},
+	{name: "vet", command: []string{"go", "vet", "./..."}},
+	{name: "vet arm64", command: []string{"go", "vet", "./..."}, env: []string{"GOARCH=arm64", "CGO_ENABLED=0"}},
+	{name: "gofmt", command: []string{"gofmt", "-l", "."}, quiet: true},
+	{name: "tidy", command: []string{"go", "mod", "tidy", "-diff"}},
+	{name: "lint", command: []string{"go", "run", staticcheck, "./..."}},
+	{name: "drift", command: test("-run", "^TestDrift$", "./hw/internal/cardgen")},
+	{name: "rules", command: test("./test/rules")},
+	{name: "unit", command: test("-race", "-timeout", "60m", "./..."), limit: 15 * time.Minute},
+}
+
+// test is go test without its cache: a line of the gate says what was run now.
+func test(args ...string) []string {
+	return append([]string{"go", "test", "-count=1"}, args...)
+}
+
+func main() {
+	list := flag.Bool("list", false, "print the suites' names and end")
+	flag.Parse()
+	if *list {
+		for _, s := range suites {
+			fmt.Println(s.name)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, suites, flag.Args(), ".cache/gate", os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "gate:", err)
+		os.Exit(1)
+	}
+}
+
+// run runs the suites that names selects, all where there are none, and returns the first failure.
+func run(ctx context.Context, suites []suite, names []string, logs string, out io.Writer) error {
+	for _, n := range names {
+		if !slices.ContainsFunc(suites, func(s suite) bool { return s.name == n }) {
+			return fmt.Errorf("no suite %q; -list names them", n)
+		}
+	}
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return err
+	}
+	start := time.Now()
+	for _, s := range suites {
+		if len(names) > 0 && !slices.Contains(names, s.name) {
+			continue
+		}
+		began := time.Now()
+		log, err := s.run(ctx)
+		file := filepath.Join(logs, strings.ReplaceAll(s.name, " ", "-")+".log")
+		if e := os.WriteFile(file, log, 0o644); e != nil {
+			return e
+		}
+		took := time.Since(began).Seconds()
+		if err != nil {
+			fmt.Fprintf(out, "FAIL  %-14s %7.1f s\n\n%s\n", s.name, took, log)
+			return fmt.Errorf("suite %s: %w (log: %s)", s.name, err, file)
+		}
+		fmt.Fprintf(out, "ok    %-14s %7.1f s%s\n", s.name, took, skips(log))
+	}
+	fmt.Fprintf(out, "ok    %-14s %7.1f s\n", "all", time.Since(start).Seconds())
+	return nil
+}
+
+// run gives the suite's output and what is wrong.
+func (s *suite) run(ctx context.Context) ([]byte, error) {
+	limit := s.limit
+	if limit == 0 {
+		limit = 5 * time.Minute
+	}
+	if os.Getenv("RNIC_FULL") == "1" {
+		limit *= 10
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done in %v", limit))
+	defer cancel()
+	var log bytes.Buffer
+	cmd := exec.CommandContext(ctx, s.command[0], s.command[1:]...)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Stdout, cmd.Stderr = &log, &log
+	// go test starts the test binaries: all of the group ends with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case err == nil && s.quiet && log.Len() > 0:
+		err = errors.New("it should have nothing to say")
+	}
+	return log.Bytes(), err
+}
+
+// skips counts the tests that a log reports as skipped, so that they are seen on the suite's line.
+func skips(log []byte) string {
+	if n := bytes.Count(log, []byte("--- SKIP:")); n > 0 {
+		return fmt.Sprintf("   %d skipped", n)
+	}
+	return ""
+}
