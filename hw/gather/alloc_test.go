@@ -4,14 +4,15 @@ import (
 	"hash/crc32"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 )
 
 // counter is a Tracer that keeps nothing.
 type counter struct{ lookups, reads int }
 
-func (c *counter) Lookup(int, uint32, uint32, bool, gather.Reason) { c.lookups++ }
-func (c *counter) Read(int, uint32, uint32, gather.Reason)         { c.reads++ }
+func (c *counter) Lookup(int, uint32, uint32, bool, hw.Reason) { c.lookups++ }
+func (c *counter) Read(int, uint32, uint32, hw.Reason)         { c.reads++ }
 
 func TestWalksAllocateNothing(t *testing.T) {
 	keys, m, segs, who := chapter(t)

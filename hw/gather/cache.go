@@ -3,6 +3,8 @@ package gather
 import (
 	"fmt"
 	"math/bits"
+
+	"rnic/hw"
 )
 
 // Geometry of a key cache, as the card states it. An entry of key index i
@@ -91,6 +93,24 @@ func (c *Cache) Peek(index uint32) (k Key, held bool) {
 	return Key{}, false
 }
 
+// Lines is how many lines there are: Sets × Ways.
+func (c *Cache) Lines() int { return len(c.lines) }
+
+// Line returns a line as the scrub reads it: line i is way i mod Ways of set
+// i / Ways. present is false for an empty one. i must be below Lines.
+func (c *Cache) Line(i int) (index uint32, k Key, present bool) {
+	l := &c.lines[i]
+	return l.index, l.key, l.used != 0
+}
+
+// Corrupt replaces the entry that a line holds: a flipped bit, for testing
+// that it is found. It does nothing to an empty line.
+func (c *Cache) Corrupt(i int, k Key) {
+	if c.lines[i].used != 0 {
+		c.lines[i].key = k
+	}
+}
+
 // Begin opens the fill that a miss asks for. It is called before the key
 // table is read.
 func (c *Cache) Begin(index uint32) Fill { return Fill{index: index, gen: c.gen[c.setOf(index)]} }
@@ -102,7 +122,7 @@ func (c *Cache) Complete(f Fill, k Key) bool {
 	if f.gen != c.gen[c.setOf(f.index)] {
 		return false
 	}
-	if k.State != KeyValid {
+	if k.State != hw.KeyStateValid {
 		return true
 	}
 	set := c.set(f.index)

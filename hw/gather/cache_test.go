@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 )
 
@@ -47,7 +48,7 @@ func TestG11_HitsMissesEvictions(t *testing.T) {
 		}
 	}
 	// A failed check is still a hit: the entry was there.
-	if _, hit, r := keys.Translate(1<<8|7, local, 0x1000, 1); !hit || r != gather.ReasonKeyTag {
+	if _, hit, r := keys.Translate(1<<8|7, local, 0x1000, 1); !hit || r != hw.ReasonKeyTag {
 		t.Errorf("wrong tag of a held key: hit %v, %v", hit, r)
 	}
 	// Looking does not count and does not keep.
@@ -66,16 +67,16 @@ func TestG11_HitsMissesEvictions(t *testing.T) {
 func TestG11_NothingOutlivesInvalidate(t *testing.T) {
 	c := newCache(t, 4, 2)
 	keys := &gather.Keys{Cache: c, Table: table{3: region(0, 0x1000, 64, 0x1000)}}
-	if _, _, r := keys.Translate(0x300, local, 0x1000, 1); r != gather.ReasonNone {
+	if _, _, r := keys.Translate(0x300, local, 0x1000, 1); r != hw.ReasonNone {
 		t.Fatal(r)
 	}
 	// Clear valid, invalidate: the cache holds nothing of it.
-	keys.Table.(table)[3] = gather.Key{State: gather.KeyInvalid}
+	keys.Table.(table)[3] = gather.Key{State: hw.KeyStateInvalid}
 	c.Invalidate(3)
 	if _, held := c.Peek(3); held {
 		t.Error("held after Invalidate")
 	}
-	if _, hit, r := keys.Translate(0x300, local, 0x1000, 1); hit || r != gather.ReasonKeyIndex {
+	if _, hit, r := keys.Translate(0x300, local, 0x1000, 1); hit || r != hw.ReasonKeyIndex {
 		t.Errorf("after Invalidate: hit %v, %v", hit, r)
 	}
 	if e := c.Stats().Evictions; e != 0 {
@@ -126,13 +127,13 @@ func TestG11_LookupDoesNotUseAStaleFetch(t *testing.T) {
 	c := newCache(t, 4, 2)
 	keys := &gather.Keys{Cache: c, Table: &racing{table: table{3: region(0, 0x1000, 64, 0x1000)}, cache: c, races: 1}}
 	// The first read brings tag 0, but the key has moved on to tag 1 by then.
-	if _, _, r := keys.Translate(0x300, local, 0x1000, 1); r != gather.ReasonKeyTag {
+	if _, _, r := keys.Translate(0x300, local, 0x1000, 1); r != hw.ReasonKeyTag {
 		t.Errorf("the old key still translates: %v", r)
 	}
 	// A key revoked again and again ends as gone, not in a loop.
 	keys.Table.(*racing).races = 1000
 	c.Flush()
-	if _, _, r := keys.Translate(0x301, local, 0x1000, 1); r != gather.ReasonKeyIndex {
+	if _, _, r := keys.Translate(0x301, local, 0x1000, 1); r != hw.ReasonKeyIndex {
 		t.Errorf("endless revocation: %v", r)
 	}
 }
@@ -164,7 +165,7 @@ func TestG11_Model(t *testing.T) {
 				*set = slices.Delete(*set, at, at+1)
 			} else {
 				want.Misses++
-				if !c.Complete(c.Begin(index), gather.Key{State: gather.KeyValid, IOVA: uint64(index)}) {
+				if !c.Complete(c.Begin(index), gather.Key{State: hw.KeyStateValid, IOVA: uint64(index)}) {
 					t.Fatal("fill refused")
 				}
 			}
@@ -176,6 +177,30 @@ func TestG11_Model(t *testing.T) {
 				t.Fatalf("%+v: counted %+v, want %+v", g, c.Stats(), want)
 			}
 		}
+	}
+}
+
+func TestG11_Lines(t *testing.T) {
+	c := newCache(t, 2, 2)
+	for _, i := range []uint32{5, 2, 3} {
+		c.Complete(c.Begin(i), gather.Key{State: hw.KeyStateValid, IOVA: uint64(i)})
+	}
+	want := []struct {
+		index   uint32
+		present bool
+	}{{2, true}, {0, false}, {5, true}, {3, true}}
+	if c.Lines() != len(want) {
+		t.Fatalf("%d lines, want %d", c.Lines(), len(want))
+	}
+	for i, w := range want {
+		c.Corrupt(i, gather.Key{State: hw.KeyStateValid, IOVA: uint64(w.index) ^ 8})
+		index, k, present := c.Line(i)
+		if index != w.index || present != w.present || present && k.IOVA != uint64(w.index)^8 {
+			t.Errorf("line %d: index %d, %+v, %v; want %+v with a flipped bit", i, index, k, present, w)
+		}
+	}
+	if k, hit := c.Lookup(5); !hit || k.IOVA != 13 {
+		t.Errorf("lookup of a corrupted line: %v %v", k, hit)
 	}
 }
 

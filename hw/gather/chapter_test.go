@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 )
 
@@ -53,7 +54,7 @@ func (m *memory) Write(iova uint64, src []byte) error {
 // steps writes a walk's trace as lines.
 type steps []string
 
-func (s *steps) Lookup(seg int, off, n uint32, hit bool, r gather.Reason) {
+func (s *steps) Lookup(seg int, off, n uint32, hit bool, r hw.Reason) {
 	how := "miss"
 	if hit {
 		how = "hit"
@@ -61,7 +62,7 @@ func (s *steps) Lookup(seg int, off, n uint32, hit bool, r gather.Reason) {
 	*s = append(*s, fmt.Sprintf("lookup %d+%d %d %s %s", seg, off, n, how, r))
 }
 
-func (s *steps) Read(seg int, off, n uint32, r gather.Reason) {
+func (s *steps) Read(seg int, off, n uint32, r hw.Reason) {
 	*s = append(*s, fmt.Sprintf("read %d+%d %d %s", seg, off, n, r))
 }
 
@@ -78,8 +79,8 @@ func chapter(t testing.TB) (*gather.Keys, *memory, []gather.Segment, gather.Who)
 		m.bytes[i] = byte(i*7 + i>>8)
 	}
 	keys := &gather.Keys{Cache: cache, Table: table{
-		1: {State: gather.KeyValid, Tag: 0x11, PD: 5, Base: 0x7f0000001000, Length: 0x1000, IOVA: 0x10000},
-		2: {State: gather.KeyValid, Tag: 0x22, PD: 5, Base: 0x7f0000100000, Length: 0x2000, IOVA: 0x12000},
+		1: {State: hw.KeyStateValid, Tag: 0x11, PD: 5, Base: 0x7f0000001000, Length: 0x1000, IOVA: 0x10000},
+		2: {State: hw.KeyStateValid, Tag: 0x22, PD: 5, Base: 0x7f0000100000, Length: 0x2000, IOVA: 0x12000},
 	}}
 	return keys, m, []gather.Segment{
 		{Addr: 0x7f0000001000, Length: 1024, Key: 0x111},
@@ -102,12 +103,12 @@ func TestChapterWalk(t *testing.T) {
 		bytes  []byte
 	}{
 		{4096, gather.Cursor{Segment: 1, Offset: 3072, Left: 3584}, []string{
-			"lookup 0+0 1024 miss none", "read 0+0 1024 none",
-			"lookup 1+0 3072 miss none", "read 1+0 3072 none",
+			"lookup 0+0 1024 miss NONE", "read 0+0 1024 NONE",
+			"lookup 1+0 3072 miss NONE", "read 1+0 3072 NONE",
 		}, slices.Concat(m.bytes[:1024], m.bytes[0x2000:][:3072])},
 		{3584, gather.Cursor{Segment: 3}, []string{
-			"lookup 1+3072 3072 hit none", "read 1+3072 3072 none",
-			"lookup 2+0 512 hit none", "read 2+0 512 none",
+			"lookup 1+3072 3072 hit NONE", "read 1+3072 3072 NONE",
+			"lookup 2+0 512 hit NONE", "read 2+0 512 NONE",
 		}, slices.Concat(m.bytes[0x2000+3072:][:3072], m.bytes[0x800:][:512])},
 	} {
 		var tr steps

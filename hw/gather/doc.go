@@ -9,7 +9,7 @@
 // and the driver's mirror of it (rule G21) run this same code; package oracle
 // below it is a second, independent statement of the rules for tests.
 //
-// Rule numbers (G1 to G22) are those of docs/architecture; each is named where
+// Rule numbers are those of the gather path's rules, G1 to G22; each is named where
 // it is kept:
 //
 //   - G1, G2, G4, G13: [Op] and [AckReq]

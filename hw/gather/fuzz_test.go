@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 	"rnic/hw/gather/oracle"
 )
@@ -73,13 +74,13 @@ func FuzzWalk(f *testing.F) {
 		mtu := uint32(in.n(2) % 8192)
 		n, why, ok := gather.Packet(anywhere(0), sized{t}, nil, segs, local, &c, mtu, make([]byte, mtu))
 		switch {
-		case !ok && (n != 0 || c != began || why.Reason == gather.ReasonNone):
+		case !ok && (n != 0 || c != began || why.Reason == hw.ReasonNone):
 			t.Errorf("fault %v: %d bytes, cursor %v → %v", why, n, began, c)
 		case ok && (uint32(n) != min(mtu, began.Left) || c.Left != began.Left-uint32(n)):
 			t.Errorf("cursor %v at mtu %d: %d bytes, then %v", began, mtu, n, c)
 		}
 		c = began
-		if f, ok := gather.Scatter(anywhere(0), sink{s}, nil, segs, local, &c, random[:mtu]); !ok && (c != began || f.Reason == gather.ReasonNone) {
+		if f, ok := gather.Scatter(anywhere(0), sink{s}, nil, segs, local, &c, random[:mtu]); !ok && (c != began || f.Reason == hw.ReasonNone) {
 			t.Errorf("scatter fault %v: cursor %v → %v", f, began, c)
 		}
 	})

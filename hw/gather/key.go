@@ -1,49 +1,23 @@
 package gather
 
-// Access is a set of verbs access rights, with the codes of
-// ibv_access_flags. Reading locally is always granted and has no bit.
-type Access uint8
+import "rnic/hw"
 
-// Access rights (rdma-core, libibverbs/verbs.h, enum ibv_access_flags).
-const (
-	LocalRead    Access = 0
-	LocalWrite   Access = 1 << 0
-	RemoteWrite  Access = 1 << 1
-	RemoteRead   Access = 1 << 2
-	RemoteAtomic Access = 1 << 3
-	MWBind       Access = 1 << 4
+// LocalRead is the access that a gather of SEND or WRITE needs: reading
+// locally is always granted and has no bit.
+const LocalRead hw.Access = 0
 
-	remote = RemoteWrite | RemoteRead | RemoteAtomic
-)
-
-// KeyState is the state of a key-table entry.
-type KeyState uint8
-
-// States of a key-table entry. Only Valid ones translate.
-const (
-	KeyFree    KeyState = iota // the index belongs to nobody
-	KeyInvalid                 // allocated; no memory behind it now
-	KeyValid
-)
-
-// KeyType says what a key-table entry stands for.
-type KeyType uint8
-
-// Types of a key.
-const (
-	MR  KeyType = iota // memory region: its key is lkey and rkey
-	MW2                // memory window type 2B: an rkey of one QP, remote access only
-)
+// remote are the rights that the far end can have.
+const remote = hw.AccessRemoteWrite | hw.AccessRemoteRead | hw.AccessRemoteAtomic
 
 // Key is a key-table entry, decoded. Base is the virtual address of the
 // region's first byte, IOVA where that byte is for DMA, Length its size in
 // bytes. PD and BoundQPN have 24 bits. BoundQPN and Parent (the region's key
 // index) have a meaning for memory windows only.
 type Key struct {
-	State            KeyState
-	Type             KeyType
+	State            hw.KeyState
+	Type             hw.KeyType
 	Tag              uint8
-	Access           Access
+	Access           hw.Access
 	PD               uint32
 	BoundQPN, Parent uint32
 	Base             uint64
@@ -52,11 +26,11 @@ type Key struct {
 }
 
 // Who asks for a translation: the QP, its protection domain, and the access
-// it needs (LocalRead for a gather of SEND and WRITE, RemoteRead for a READ
-// response, LocalWrite for a receive, …).
+// it needs: LocalRead for a gather of SEND and WRITE, hw.AccessRemoteRead for
+// a READ response, hw.AccessLocalWrite for a receive, and so on.
 type Who struct {
 	PD, QPN uint32
-	Access  Access
+	Access  hw.Access
 }
 
 // IndexOf returns the table index of an lkey or rkey, its upper 24 bits.
@@ -73,25 +47,25 @@ func TagOf(key uint32) uint8 { return uint8(key) }
 //
 // A memory window belongs to one QP (the domain's check) and grants no local
 // access (InfiniBand Architecture Specification vol. 1, 10.6.7.2).
-func Check(k *Key, key uint32, who Who, addr uint64, n uint32) (iova uint64, r Reason) {
-	if k == nil || k.State != KeyValid {
-		return 0, ReasonKeyIndex
+func Check(k *Key, key uint32, who Who, addr uint64, n uint32) (iova uint64, r hw.Reason) {
+	if k == nil || k.State != hw.KeyStateValid {
+		return 0, hw.ReasonKeyIndex
 	}
 	if k.Tag != TagOf(key) {
-		return 0, ReasonKeyTag
+		return 0, hw.ReasonKeyTag
 	}
-	if k.PD != who.PD || k.Type == MW2 && k.BoundQPN != who.QPN {
-		return 0, ReasonPD
+	if k.PD != who.PD || k.Type == hw.KeyTypeMW2 && k.BoundQPN != who.QPN {
+		return 0, hw.ReasonPD
 	}
-	if k.Access&who.Access != who.Access || k.Type == MW2 && who.Access&remote == 0 {
-		return 0, ReasonAccess
+	if k.Access&who.Access != who.Access || k.Type == hw.KeyTypeMW2 && who.Access&remote == 0 {
+		return 0, hw.ReasonAccess
 	}
 	off := addr - k.Base // meaningful only when addr >= k.Base
 	if addr < k.Base || off > k.Length || uint64(n) > k.Length-off {
-		return 0, ReasonBounds
+		return 0, hw.ReasonBounds
 	}
 	if n != 0 && addr+uint64(n-1) < addr {
-		return 0, ReasonBounds
+		return 0, hw.ReasonBounds
 	}
-	return k.IOVA + off, ReasonNone
+	return k.IOVA + off, hw.ReasonNone
 }

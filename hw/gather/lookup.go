@@ -1,5 +1,7 @@
 package gather
 
+import "rnic/hw"
+
 // KeyTable reads an entry of the key table. ok is false for an index beyond
 // the table.
 type KeyTable interface {
@@ -20,12 +22,12 @@ const fetchTries = 8
 // then the checks of G10 on what was found. An entry that was invalidated
 // while it was fetched (G11) is fetched again; one for which that happens
 // fetchTries times is taken as gone.
-func (t *Keys) Translate(key uint32, who Who, addr uint64, n uint32) (iova uint64, hit bool, r Reason) {
+func (t *Keys) Translate(key uint32, who Who, addr uint64, n uint32) (iova uint64, hit bool, r hw.Reason) {
 	index := IndexOf(key)
 	if t.Cache == nil {
 		k, ok := t.Table.Entry(index)
 		if !ok {
-			return 0, false, ReasonKeyIndex
+			return 0, false, hw.ReasonKeyIndex
 		}
 		iova, r = Check(&k, key, who, addr, n)
 		return iova, false, r
@@ -38,12 +40,12 @@ func (t *Keys) Translate(key uint32, who Who, addr uint64, n uint32) (iova uint6
 		fill := t.Cache.Begin(index)
 		k, ok := t.Table.Entry(index)
 		if !ok {
-			return 0, false, ReasonKeyIndex
+			return 0, false, hw.ReasonKeyIndex
 		}
 		if t.Cache.Complete(fill, k) {
 			iova, r = Check(&k, key, who, addr, n)
 			return iova, false, r
 		}
 	}
-	return 0, false, ReasonKeyIndex
+	return 0, false, hw.ReasonKeyIndex
 }

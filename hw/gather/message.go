@@ -1,5 +1,7 @@
 package gather
 
+import "rnic/hw"
+
 // Op is what a packet is for, as far as the walk's rules tell one from
 // another. The byte mover never sees it (G5).
 type Op uint8
@@ -22,9 +24,9 @@ func (o Op) Gathers() bool { return o == Send || o == Write || o == ReadResponse
 // Access is what the gather of such a message needs of the memory it reads:
 // SEND and WRITE read memory that their own software named, a READ response
 // what the wire named (G4).
-func (o Op) Access() Access {
+func (o Op) Access() hw.Access {
 	if o == ReadResponse {
-		return RemoteRead
+		return hw.AccessRemoteRead
 	}
 	return LocalRead
 }

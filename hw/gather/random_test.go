@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 	"rnic/hw/gather/oracle"
 )
@@ -53,12 +54,12 @@ var (
 // Entry is the engine's view of the key table.
 func (s *scene) Entry(index uint32) (gather.Key, bool) {
 	r, ok := s.regions[index]
-	k := gather.Key{Tag: r.Tag, PD: r.PD, Access: gather.Access(r.Rights), Base: r.Base, Length: r.Length, IOVA: r.IOVA, BoundQPN: r.QP}
+	k := gather.Key{Tag: r.Tag, PD: r.PD, Access: hw.Access(r.Rights), Base: r.Base, Length: r.Length, IOVA: r.IOVA, BoundQPN: r.QP}
 	if r.Valid {
-		k.State = gather.KeyValid
+		k.State = hw.KeyStateValid
 	}
 	if r.Window {
-		k.Type = gather.MW2
+		k.Type = hw.KeyTypeMW2
 	}
 	return k, ok
 }
@@ -107,18 +108,18 @@ type recorder struct {
 	steps  []oracle.Step
 }
 
-func reason(r gather.Reason) string {
-	if r == gather.ReasonNone {
+func reason(r hw.Reason) string {
+	if r == hw.ReasonNone {
 		return ""
 	}
 	return r.String()
 }
 
-func (r *recorder) Lookup(seg int, off, n uint32, hit bool, why gather.Reason) {
+func (r *recorder) Lookup(seg int, off, n uint32, hit bool, why hw.Reason) {
 	r.steps = append(r.steps, oracle.Step{Kind: "lookup", Packet: r.packet, Segment: seg, Offset: off, Bytes: n, Hit: hit, Reason: reason(why)})
 }
 
-func (r *recorder) Read(seg int, off, n uint32, why gather.Reason) {
+func (r *recorder) Read(seg int, off, n uint32, why hw.Reason) {
 	r.steps = append(r.steps, oracle.Step{Kind: r.verb, Packet: r.packet, Segment: seg, Offset: off, Bytes: n, Reason: reason(why)})
 }
 
@@ -272,7 +273,7 @@ func newScene(rng *rand.Rand, mtu uint32) *scene {
 }
 
 // kinds of fault that spoil can make.
-var faultKinds = []string{"key-index", "key-free", "key-tag", "pd", "access", "bounds", "bounds-wrap", "dma-read", "window", "revoked", "length-max", "malformed"}
+var faultKinds = []string{"key-index", "key-free", "key-tag", "pd", "access", "bounds", "bounds-wrap", "dma-read", "window", "revoked", "length", "malformed"}
 
 // spoil makes one fault in segment i, at its byte b where the kind has a
 // place in the segment, before packet p where it is a key that goes away.
@@ -314,7 +315,7 @@ func (s *scene) spoil(kind string, i int, b uint32, p int) {
 		other(func(*oracle.Region) {})
 		s.at, s.changed = p, 1000
 		s.change = func() { o := s.regions[1000]; o.Valid = false; s.regions[1000] = o }
-	case "length-max":
+	case "length":
 		g.Length = 1<<31 - 1
 		s.request.Segments = append(s.request.Segments, oracle.Segment{Length: 1, Key: 7}, oracle.Segment{Length: 1, Key: 9})
 		if len(s.request.Segments) > 63 {
@@ -335,14 +336,13 @@ func wants(kind string, f *oracle.Fault) bool {
 		return false
 	}
 	switch kind {
-	case "key-free", "revoked":
-		return f.Reason == "key-index"
 	case "window":
-		return f.Reason == "pd" || f.Reason == "access"
-	case "bounds-wrap":
-		return f.Reason == "bounds"
+		return f.Reason == "PD" || f.Reason == "ACCESS"
 	}
-	return f.Reason == kind
+	return f.Reason == map[string]string{
+		"key-index": "KEY_INDEX", "key-free": "KEY_INDEX", "revoked": "KEY_INDEX", "key-tag": "KEY_TAG", "pd": "PD",
+		"access": "ACCESS", "bounds": "BOUNDS", "bounds-wrap": "BOUNDS", "dma-read": "DMA_READ", "length": "LENGTH", "malformed": "MALFORMED",
+	}[kind]
 }
 
 // TestG21_RandomWalks compares whole walks, step by step, with the oracle.
@@ -375,7 +375,7 @@ func TestG21_RandomWalks(t *testing.T) {
 		}
 	}
 	// The draw must have met every end that a gather has.
-	for _, r := range []string{"whole", "key-index", "key-tag", "pd", "access", "bounds", "dma-read", "length-max", "malformed"} {
+	for _, r := range []string{"whole", "KEY_INDEX", "KEY_TAG", "PD", "ACCESS", "BOUNDS", "DMA_READ", "LENGTH", "MALFORMED"} {
 		if ended[r] < n/200 {
 			t.Errorf("only %d of %d walks ended as %s: %v", ended[r], n, r, ended)
 		}
@@ -391,7 +391,7 @@ func TestG17_EachFaultAtEachPosition(t *testing.T) {
 	for _, mtu := range mtus {
 		for _, kind := range faultKinds {
 			for seg, length := range lengths {
-				if length == 0 && kind != "length-max" && kind != "malformed" {
+				if length == 0 && kind != "length" && kind != "malformed" {
 					continue
 				}
 				positions := []uint32{0, 1, length / 2, length - 1}
@@ -426,7 +426,7 @@ func TestG17_EachFaultAtEachPosition(t *testing.T) {
 						if !wants(kind, walk.Fault) {
 							t.Fatalf("%s: the fault did not show: %+v", what, walk.Fault)
 						}
-						if kind != "length-max" && kind != "malformed" && walk.Fault.Segment != seg {
+						if kind != "length" && kind != "malformed" && walk.Fault.Segment != seg {
 							t.Fatalf("%s: fault in segment %d", what, walk.Fault.Segment)
 						}
 					}
@@ -520,7 +520,7 @@ func TestG02_RandomScatters(t *testing.T) {
 			}
 			rec.packet = p
 			began := c
-			if f, ok = gather.Scatter(keys, sink{s}, rec, segs, gather.Who{PD: domain, QPN: queuePair, Access: gather.Access(rights)}, &c, payloads[p]); ok {
+			if f, ok = gather.Scatter(keys, sink{s}, rec, segs, gather.Who{PD: domain, QPN: queuePair, Access: hw.Access(rights)}, &c, payloads[p]); ok {
 				got.Packets = append(got.Packets, oracle.Packet{Cursor: oracle.Cursor(c)})
 			} else if c != began {
 				t.Fatalf("scatter %d: the cursor moved from %v to %v in spite of %v", i, began, c, f)
@@ -536,7 +536,7 @@ func TestG02_RandomScatters(t *testing.T) {
 		}
 		// A piece whose write failed may be there in part: the oracle writes
 		// up to the bad byte, this memory refuses the piece whole.
-		if got.Fault == nil || got.Fault.Reason != "dma-write" {
+		if got.Fault == nil || got.Fault.Reason != "DMA_WRITE" {
 			if !bytes.Equal(s.memory, wantMemory) {
 				t.Fatalf("scatter %d (%s): memory differs", i, kind)
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"rnic/hw"
 	"rnic/hw/gather"
 )
 
@@ -16,8 +17,8 @@ import (
 // region returns a table entry that grants everything to domain 5.
 func region(tag uint8, base, length, iova uint64) gather.Key {
 	return gather.Key{
-		State: gather.KeyValid, Tag: tag, PD: 5, Base: base, Length: length, IOVA: iova,
-		Access: gather.LocalWrite | gather.RemoteWrite | gather.RemoteRead | gather.RemoteAtomic,
+		State: hw.KeyStateValid, Tag: tag, PD: 5, Base: base, Length: length, IOVA: iova,
+		Access: hw.AccessLocalWrite | hw.AccessRemoteWrite | hw.AccessRemoteRead | hw.AccessRemoteAtomic,
 	}
 }
 
@@ -105,7 +106,7 @@ func TestG01_Triggers(t *testing.T) {
 	segs := []gather.Segment{{Addr: 0x1000, Length: 100, Key: 0x100}, {Addr: 0x1800, Length: 100, Key: 0x100}}
 	m.bad = func(iova uint64) bool { return iova == 0x1863 }
 	ps, f := walk(t, keys, m, segs, local, 4096)
-	if len(ps) != 0 || f != (gather.Fault{Segment: 1, Key: 0x100, Reason: gather.ReasonDMARead}) {
+	if len(ps) != 0 || f != (gather.Fault{Segment: 1, Key: 0x100, Reason: hw.ReasonDMARead}) {
 		t.Errorf("%d packets handed over, fault %v; want none, and a DMA fault in segment 1", len(ps), f)
 	}
 }
@@ -114,7 +115,7 @@ func TestG02_ResultsAreScattered(t *testing.T) {
 	// An atomic's 8-byte result through two segments of 3 and 5 bytes.
 	segs := []gather.Segment{{Addr: 0x1005, Length: 3, Key: 0x100}, {Addr: 0x1011, Length: 5, Key: 0x200}}
 	result := []byte{0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8}
-	who := gather.Who{PD: 5, QPN: 17, Access: gather.LocalWrite}
+	who := gather.Who{PD: 5, QPN: 17, Access: hw.AccessLocalWrite}
 
 	keys, m := flat(64)
 	want := slices.Clone(m.bytes)
@@ -128,7 +129,7 @@ func TestG02_ResultsAreScattered(t *testing.T) {
 	if !bytes.Equal(m.bytes, want) {
 		t.Errorf("memory\n%x, want\n%x", m.bytes, want)
 	}
-	if w := []string{"lookup 0+0 3 miss none", "read 0+0 3 none", "lookup 1+0 5 miss none", "read 1+0 5 none"}; !slices.Equal(tr, w) {
+	if w := []string{"lookup 0+0 3 miss NONE", "read 0+0 3 NONE", "lookup 1+0 5 miss NONE", "read 1+0 5 NONE"}; !slices.Equal(tr, w) {
 		t.Errorf("steps %q, want %q", tr, w)
 	}
 	if c != (gather.Cursor{Segment: 2}) {
@@ -142,10 +143,10 @@ func TestG02_ResultsAreScattered(t *testing.T) {
 		src   []byte
 		want  gather.Fault
 	}{
-		"access":  {func(k *gather.Key, _ *memory) { k.Access = gather.RemoteWrite }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: gather.ReasonAccess}},
-		"bounds":  {func(k *gather.Key, _ *memory) { k.Length = 0x15 }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: gather.ReasonBounds}},
-		"write":   {func(_ *gather.Key, m *memory) { m.bad = func(a uint64) bool { return a == 0x1012 } }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: gather.ReasonDMAWrite}},
-		"no room": {func(*gather.Key, *memory) {}, append(result, 0), gather.Fault{Reason: gather.ReasonNoRoom}},
+		"access":  {func(k *gather.Key, _ *memory) { k.Access = hw.AccessRemoteWrite }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: hw.ReasonAccess}},
+		"bounds":  {func(k *gather.Key, _ *memory) { k.Length = 0x15 }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: hw.ReasonBounds}},
+		"write":   {func(_ *gather.Key, m *memory) { m.bad = func(a uint64) bool { return a == 0x1012 } }, result, gather.Fault{Segment: 1, Key: 0x200, Reason: hw.ReasonDMAWrite}},
+		"no room": {func(*gather.Key, *memory) {}, append(result, 0), gather.Fault{Reason: hw.ReasonLength}},
 	} {
 		keys, m := flat(64)
 		k := keys.Table.(table)[2]
@@ -190,7 +191,7 @@ func TestG03_InlineForksOff(t *testing.T) {
 	}
 	// A WQE that shrank between two fetches is a fault, not a panic.
 	c = gather.Cursor{Offset: 256, Left: 144}
-	if _, f, ok := gather.InlinePacket(wqe[:399], &c, 256, make([]byte, 256)); ok || f.Reason != gather.ReasonMalformed {
+	if _, f, ok := gather.InlinePacket(wqe[:399], &c, 256, make([]byte, 256)); ok || f.Reason != hw.ReasonMalformed {
 		t.Errorf("short WQE: %v %v, want malformed", ok, f)
 	}
 }
@@ -203,21 +204,21 @@ func TestG04_Addressing(t *testing.T) {
 	}
 	keys, m := flat(64)
 	k := keys.Table.(table)[1]
-	k.Access = gather.LocalWrite | gather.RemoteWrite | gather.RemoteAtomic // all but RemoteRead
+	k.Access = hw.AccessLocalWrite | hw.AccessRemoteWrite | hw.AccessRemoteAtomic // all but RemoteRead
 	keys.Table.(table)[1] = k
-	for op, want := range map[gather.Op]gather.Reason{
-		gather.Send:         gather.ReasonNone,
-		gather.Write:        gather.ReasonNone,
-		gather.ReadResponse: gather.ReasonAccess,
+	for op, want := range map[gather.Op]hw.Reason{
+		gather.Send:         hw.ReasonNone,
+		gather.Write:        hw.ReasonNone,
+		gather.ReadResponse: hw.ReasonAccess,
 	} {
 		_, f := walk(t, keys, m, segs, gather.Who{PD: 5, Access: op.Access()}, 256)
 		if f.Reason != want {
 			t.Errorf("op %d from a region without remote read: %v, want %v", op, f.Reason, want)
 		}
 	}
-	k.Access |= gather.RemoteRead
+	k.Access |= hw.AccessRemoteRead
 	keys.Table.(table)[1] = k
-	if ps, f := walk(t, keys, m, segs, gather.Who{PD: 5, Access: gather.RemoteRead}, 256); len(ps) != 1 || !bytes.Equal(ps[0].payload, m.bytes[16:48]) {
+	if ps, f := walk(t, keys, m, segs, gather.Who{PD: 5, Access: hw.AccessRemoteRead}, 256); len(ps) != 1 || !bytes.Equal(ps[0].payload, m.bytes[16:48]) {
 		t.Errorf("READ response: %v, %v", ps, f)
 	}
 }
@@ -227,7 +228,7 @@ func TestG05_OneEngine(t *testing.T) {
 	keys, m := flat(1000)
 	var buf [1]gather.Segment
 	send, _ := walk(t, keys, m, []gather.Segment{{Addr: 0x1007, Length: 700, Key: 0x100}}, local, 256)
-	resp, _ := walk(t, keys, m, gather.WireSegments(&buf, 0x1007, 0x100, 700), gather.Who{PD: 5, Access: gather.RemoteRead}, 256)
+	resp, _ := walk(t, keys, m, gather.WireSegments(&buf, 0x1007, 0x100, 700), gather.Who{PD: 5, Access: hw.AccessRemoteRead}, 256)
 	if fmt.Sprint(send) != fmt.Sprint(resp) {
 		t.Error("the same list walks differently for a READ response")
 	}
@@ -250,11 +251,11 @@ func TestG06_Segments(t *testing.T) {
 			t.Errorf("%d segments: %d packets, %v", n, len(ps), f)
 		}
 	}
-	if _, f, ok := gather.Start(make([]gather.Segment, 64)); ok || f.Reason != gather.ReasonMalformed {
+	if _, f, ok := gather.Start(make([]gather.Segment, 64)); ok || f.Reason != hw.ReasonMalformed {
 		t.Errorf("64 segments: %v %v, want malformed", ok, f)
 	}
 	c := gather.Cursor{Left: 1}
-	if _, f, ok := gather.Packet(nil, nil, nil, make([]gather.Segment, 64), local, &c, 256, nil); ok || f.Reason != gather.ReasonMalformed {
+	if _, f, ok := gather.Packet(nil, nil, nil, make([]gather.Segment, 64), local, &c, 256, nil); ok || f.Reason != hw.ReasonMalformed {
 		t.Errorf("a packet of 64 segments: %v %v, want malformed", ok, f)
 	}
 }
@@ -348,7 +349,7 @@ func TestG08_Cursor(t *testing.T) {
 	// A cursor that is not in its list, as when a WQE changed: no panic, no byte.
 	for _, c := range []gather.Cursor{{Segment: -1, Left: 1}, {Segment: 8, Left: 1}, {Segment: 1, Offset: 301, Left: 1}, {Segment: 6, Left: 45}, {Segment: 99, Left: 3}} {
 		before := c
-		if n, f, ok := gather.Packet(keys, m, nil, segs, local, &c, 256, make([]byte, 256)); ok || n != 0 || f.Reason != gather.ReasonMalformed || c != before {
+		if n, f, ok := gather.Packet(keys, m, nil, segs, local, &c, 256, make([]byte, 256)); ok || n != 0 || f.Reason != hw.ReasonMalformed || c != before {
 			t.Errorf("cursor %v: %d bytes, %v, cursor now %v; want malformed, unmoved", before, n, f, c)
 		}
 	}
@@ -358,8 +359,8 @@ func TestG09_OneLookupPerSegmentAndPacket(t *testing.T) {
 	keys, m, segs, who := chapter(t)
 	ps, _ := walk(t, keys, m, segs, who, 4096)
 	want := [][]string{
-		{"lookup 0+0 1024 miss none", "lookup 1+0 3072 miss none"},
-		{"lookup 1+3072 3072 hit none", "lookup 2+0 512 hit none"},
+		{"lookup 0+0 1024 miss NONE", "lookup 1+0 3072 miss NONE"},
+		{"lookup 1+3072 3072 hit NONE", "lookup 2+0 512 hit NONE"},
 	}
 	if got := lookups(ps); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("the chapter's lookups: %q, want %q", got, want)
@@ -370,9 +371,9 @@ func TestG09_OneLookupPerSegmentAndPacket(t *testing.T) {
 	same := []gather.Segment{{Addr: 0x1000, Length: 10, Key: 0x100}, {Addr: 0x100a, Length: 10, Key: 0x100}, {Addr: 0x1000, Length: 500, Key: 0x100}}
 	ps, _ = walk(t, keys, m, same, local, 256)
 	wantSteps := [][]string{
-		{"lookup 0+0 10 miss none", "read 0+0 10 none", "lookup 1+0 10 miss none", "read 1+0 10 none", "lookup 2+0 236 miss none", "read 2+0 236 none"},
-		{"lookup 2+236 256 miss none", "read 2+236 256 none"},
-		{"lookup 2+492 8 miss none", "read 2+492 8 none"},
+		{"lookup 0+0 10 miss NONE", "read 0+0 10 NONE", "lookup 1+0 10 miss NONE", "read 1+0 10 NONE", "lookup 2+0 236 miss NONE", "read 2+0 236 NONE"},
+		{"lookup 2+236 256 miss NONE", "read 2+236 256 NONE"},
+		{"lookup 2+492 8 miss NONE", "read 2+492 8 NONE"},
 	}
 	for i := range ps {
 		if !slices.Equal(ps[i].steps, wantSteps[i]) {
@@ -384,24 +385,24 @@ func TestG09_OneLookupPerSegmentAndPacket(t *testing.T) {
 	var tr steps
 	c, _, _ := gather.Start(same)
 	gather.Packet(keys, m, &tr, same, local, &c, 256, make([]byte, 256))
-	if w := []string{"lookup 0+0 10 miss key-index"}; !slices.Equal(tr, w) {
+	if w := []string{"lookup 0+0 10 miss KEY_INDEX"}; !slices.Equal(tr, w) {
 		t.Errorf("steps %q, want %q", tr, w)
 	}
 }
 
 func TestG10_OrderOfChecks(t *testing.T) {
 	// Each subset of the five faults: the first in the rule's order is told.
-	order := []gather.Reason{gather.ReasonKeyIndex, gather.ReasonKeyTag, gather.ReasonPD, gather.ReasonAccess, gather.ReasonBounds}
+	order := []hw.Reason{hw.ReasonKeyIndex, hw.ReasonKeyTag, hw.ReasonPD, hw.ReasonAccess, hw.ReasonBounds}
 	for set := range 1 << len(order) {
 		k := region(0x42, 0x1000, 100, 0x9000)
-		want := gather.ReasonNone
+		want := hw.ReasonNone
 		for i := len(order) - 1; i >= 0; i-- {
 			if set>>i&1 != 0 {
 				want = order[i]
 			}
 		}
 		if set&1 != 0 {
-			k.State = gather.KeyInvalid
+			k.State = hw.KeyStateInvalid
 		}
 		if set&2 != 0 {
 			k.Tag = 0x43
@@ -410,29 +411,29 @@ func TestG10_OrderOfChecks(t *testing.T) {
 			k.PD = 6
 		}
 		if set&8 != 0 {
-			k.Access &^= gather.RemoteRead
+			k.Access &^= hw.AccessRemoteRead
 		}
 		n := uint32(100)
 		if set&16 != 0 {
 			n = 101
 		}
-		iova, r := gather.Check(&k, 0x742, gather.Who{PD: 5, Access: gather.RemoteRead}, 0x1000, n)
-		if r != want || (r == gather.ReasonNone) != (iova == 0x9000) {
+		iova, r := gather.Check(&k, 0x742, gather.Who{PD: 5, Access: hw.AccessRemoteRead}, 0x1000, n)
+		if r != want || (r == hw.ReasonNone) != (iova == 0x9000) {
 			t.Errorf("faults %05b: %v at %#x, want %v", set, r, iova, want)
 		}
 	}
 	// What exists: an entry in the table, and valid.
 	k := region(0x42, 0x1000, 100, 0x9000)
-	if _, r := gather.Check(nil, 0x742, local, 0x1000, 1); r != gather.ReasonKeyIndex {
+	if _, r := gather.Check(nil, 0x742, local, 0x1000, 1); r != hw.ReasonKeyIndex {
 		t.Errorf("index beyond the table: %v", r)
 	}
-	k.State = gather.KeyFree
-	if _, r := gather.Check(&k, 0x742, local, 0x1000, 1); r != gather.ReasonKeyIndex {
+	k.State = hw.KeyStateFree
+	if _, r := gather.Check(&k, 0x742, local, 0x1000, 1); r != hw.ReasonKeyIndex {
 		t.Errorf("free entry: %v", r)
 	}
 	keys, _ := flat(64)
 	for _, key := range []uint32{0x300, 0xffffff00, 0} {
-		if _, _, r := keys.Translate(key, local, 0x1000, 1); r != gather.ReasonKeyIndex {
+		if _, _, r := keys.Translate(key, local, 0x1000, 1); r != hw.ReasonKeyIndex {
 			t.Errorf("key %#x: %v, want key-index", key, r)
 		}
 	}
@@ -443,28 +444,28 @@ func TestG10_Bounds(t *testing.T) {
 	for _, tc := range []struct {
 		base, length, addr uint64
 		n                  uint32
-		want               gather.Reason
+		want               hw.Reason
 	}{
-		{0x1000, 100, 0x1000, 100, gather.ReasonNone},
-		{0x1000, 100, 0x1063, 1, gather.ReasonNone},
-		{0x1000, 100, 0x1063, 2, gather.ReasonBounds},
-		{0x1000, 100, 0x1064, 1, gather.ReasonBounds},
-		{0x1000, 100, 0x0fff, 1, gather.ReasonBounds},
-		{0x1000, 100, 0x0fff, 2, gather.ReasonBounds},
-		{0x1000, 100, 0x1000, math.MaxUint32, gather.ReasonBounds},
-		{0x1000, 100, top, 2, gather.ReasonBounds},
-		{0x1000, 0, 0x1000, 1, gather.ReasonBounds},
-		{0, 1 << 32, 1<<32 - 1, 1, gather.ReasonNone},
-		{0, 1 << 32, 0, math.MaxUint32, gather.ReasonNone},
-		{0, 100, top, 1, gather.ReasonBounds},
-		{0, 100, top - 9, 20, gather.ReasonBounds},    // would wrap into the region
-		{top - 9, 10, top - 9, 10, gather.ReasonNone}, // the last bytes there are
-		{top - 9, 10, top - 9, 11, gather.ReasonBounds},
-		{top - 9, 20, top - 9, 11, gather.ReasonBounds}, // an entry that itself wraps grants nothing beyond
+		{0x1000, 100, 0x1000, 100, hw.ReasonNone},
+		{0x1000, 100, 0x1063, 1, hw.ReasonNone},
+		{0x1000, 100, 0x1063, 2, hw.ReasonBounds},
+		{0x1000, 100, 0x1064, 1, hw.ReasonBounds},
+		{0x1000, 100, 0x0fff, 1, hw.ReasonBounds},
+		{0x1000, 100, 0x0fff, 2, hw.ReasonBounds},
+		{0x1000, 100, 0x1000, math.MaxUint32, hw.ReasonBounds},
+		{0x1000, 100, top, 2, hw.ReasonBounds},
+		{0x1000, 0, 0x1000, 1, hw.ReasonBounds},
+		{0, 1 << 32, 1<<32 - 1, 1, hw.ReasonNone},
+		{0, 1 << 32, 0, math.MaxUint32, hw.ReasonNone},
+		{0, 100, top, 1, hw.ReasonBounds},
+		{0, 100, top - 9, 20, hw.ReasonBounds},    // would wrap into the region
+		{top - 9, 10, top - 9, 10, hw.ReasonNone}, // the last bytes there are
+		{top - 9, 10, top - 9, 11, hw.ReasonBounds},
+		{top - 9, 20, top - 9, 11, hw.ReasonBounds}, // an entry that itself wraps grants nothing beyond
 	} {
 		k := region(0, tc.base, tc.length, 0x100000)
 		iova, r := gather.Check(&k, 0, local, tc.addr, tc.n)
-		if r != tc.want || r == gather.ReasonNone && iova != 0x100000+tc.addr-tc.base {
+		if r != tc.want || r == hw.ReasonNone && iova != 0x100000+tc.addr-tc.base {
 			t.Errorf("[%#x+%#x] in region [%#x+%#x]: %v at %#x, want %v", tc.addr, tc.n, tc.base, tc.length, r, iova, tc.want)
 		}
 	}
@@ -472,7 +473,7 @@ func TestG10_Bounds(t *testing.T) {
 	keys, m := flat(300)
 	segs := []gather.Segment{{Addr: 0x1000, Length: 600, Key: 0x100}}
 	ps, f := walk(t, keys, m, segs, local, 256)
-	if len(ps) != 1 || f != (gather.Fault{Key: 0x100, Offset: 256, Reason: gather.ReasonBounds}) {
+	if len(ps) != 1 || f != (gather.Fault{Key: 0x100, Offset: 256, Reason: hw.ReasonBounds}) {
 		t.Errorf("%d packets, %v; want one, and bounds at 256", len(ps), f)
 	}
 	// A segment that wraps around the address space, cut exactly there, does
@@ -480,7 +481,7 @@ func TestG10_Bounds(t *testing.T) {
 	_, m = flat(4096)
 	segs = []gather.Segment{{Addr: top - 255, Length: 600, Key: 0x100}}
 	ps, f = walk(t, anywhere(0x1000), m, segs, local, 256)
-	if len(ps) != 1 || f != (gather.Fault{Key: 0x100, Offset: 256, Reason: gather.ReasonBounds}) {
+	if len(ps) != 1 || f != (gather.Fault{Key: 0x100, Offset: 256, Reason: hw.ReasonBounds}) {
 		t.Errorf("around the end of the address space: %d packets, %v; want one, and bounds at 256", len(ps), f)
 	}
 }
@@ -488,22 +489,22 @@ func TestG10_Bounds(t *testing.T) {
 // anywhere is a Translator for which every piece is at the same place.
 type anywhere uint64
 
-func (a anywhere) Translate(uint32, gather.Who, uint64, uint32) (uint64, bool, gather.Reason) {
-	return uint64(a), false, gather.ReasonNone
+func (a anywhere) Translate(uint32, gather.Who, uint64, uint32) (uint64, bool, hw.Reason) {
+	return uint64(a), false, hw.ReasonNone
 }
 
 func TestG10_Windows(t *testing.T) {
 	k := region(0, 0x1000, 100, 0x9000)
-	k.Type, k.BoundQPN = gather.MW2, 17
+	k.Type, k.BoundQPN = hw.KeyTypeMW2, 17
 	for _, tc := range []struct {
 		who  gather.Who
-		want gather.Reason
+		want hw.Reason
 	}{
-		{gather.Who{PD: 5, QPN: 17, Access: gather.RemoteRead}, gather.ReasonNone},
-		{gather.Who{PD: 5, QPN: 18, Access: gather.RemoteRead}, gather.ReasonPD},
-		{gather.Who{PD: 6, QPN: 17, Access: gather.RemoteRead}, gather.ReasonPD},
-		{gather.Who{PD: 5, QPN: 17, Access: gather.LocalRead}, gather.ReasonAccess},
-		{gather.Who{PD: 5, QPN: 17, Access: gather.LocalWrite}, gather.ReasonAccess},
+		{gather.Who{PD: 5, QPN: 17, Access: hw.AccessRemoteRead}, hw.ReasonNone},
+		{gather.Who{PD: 5, QPN: 18, Access: hw.AccessRemoteRead}, hw.ReasonPD},
+		{gather.Who{PD: 6, QPN: 17, Access: hw.AccessRemoteRead}, hw.ReasonPD},
+		{gather.Who{PD: 5, QPN: 17, Access: gather.LocalRead}, hw.ReasonAccess},
+		{gather.Who{PD: 5, QPN: 17, Access: hw.AccessLocalWrite}, hw.ReasonAccess},
 	} {
 		if _, r := gather.Check(&k, 0, tc.who, 0x1000, 1); r != tc.want {
 			t.Errorf("window of QP 17 for %+v: %v, want %v", tc.who, r, tc.want)
@@ -591,13 +592,13 @@ func TestG17_NothingPartial(t *testing.T) {
 	m.bad = func(iova uint64) bool { return iova == 0x10000+0x800+511 } // the message's last byte
 	var tr steps
 	n, f, ok := gather.Packet(keys, m, &tr, segs, who, &c, 4096, dst)
-	if ok || n != 0 || f != (gather.Fault{Segment: 2, Key: 0x111, Reason: gather.ReasonDMARead}) {
+	if ok || n != 0 || f != (gather.Fault{Segment: 2, Key: 0x111, Reason: hw.ReasonDMARead}) {
 		t.Errorf("%d bytes, %v; want none and a DMA fault in segment 2", n, f)
 	}
 	if want := (gather.Cursor{Segment: 1, Offset: 3072, Left: 3584}); c != want {
 		t.Errorf("cursor %v, want %v: the packet took nothing", c, want)
 	}
-	if want := []string{"lookup 1+3072 3072 hit none", "read 1+3072 3072 none", "lookup 2+0 512 hit none", "read 2+0 512 dma-read"}; !slices.Equal(tr, want) {
+	if want := []string{"lookup 1+3072 3072 hit NONE", "read 1+3072 3072 NONE", "lookup 2+0 512 hit NONE", "read 2+0 512 DMA_READ"}; !slices.Equal(tr, want) {
 		t.Errorf("steps %q, want %q", tr, want)
 	}
 	m.bad = nil
@@ -606,7 +607,7 @@ func TestG17_NothingPartial(t *testing.T) {
 	}
 }
 
-func TestG18_LengthMaxNamesTheSegment(t *testing.T) {
+func TestG18_LengthNamesTheSegment(t *testing.T) {
 	for _, tc := range []struct {
 		lengths []uint32
 		segment int
@@ -624,7 +625,7 @@ func TestG18_LengthMaxNamesTheSegment(t *testing.T) {
 			segs = append(segs, gather.Segment{Length: l, Key: uint32(i)})
 		}
 		c, f, ok := gather.Start(segs)
-		if ok != tc.ok || !ok && f != (gather.Fault{Segment: tc.segment, Key: uint32(tc.segment), Reason: gather.ReasonLengthMax}) {
+		if ok != tc.ok || !ok && f != (gather.Fault{Segment: tc.segment, Key: uint32(tc.segment), Reason: hw.ReasonLength}) {
 			t.Errorf("%v: %v %v %v", tc.lengths, c, f, ok)
 		}
 	}
@@ -632,14 +633,14 @@ func TestG18_LengthMaxNamesTheSegment(t *testing.T) {
 
 func TestG19_ResponderChecksTheWholeRangeThenEachPacket(t *testing.T) {
 	keys, m := flat(1000)
-	wire := gather.Who{PD: 5, QPN: 17, Access: gather.RemoteRead}
-	if _, _, r := keys.Translate(0x100, wire, 0x1000, 1001); r != gather.ReasonBounds {
+	wire := gather.Who{PD: 5, QPN: 17, Access: hw.AccessRemoteRead}
+	if _, _, r := keys.Translate(0x100, wire, 0x1000, 1001); r != hw.ReasonBounds {
 		t.Errorf("range of 1,001 bytes in a region of 1,000 accepted: %v", r)
 	}
 	// Accepted, then the key goes away after the second packet.
 	var buf [1]gather.Segment
 	segs := gather.WireSegments(&buf, 0x1000, 0x100, 1000)
-	if _, _, r := keys.Translate(0x100, wire, 0x1000, 1000); r != gather.ReasonNone {
+	if _, _, r := keys.Translate(0x100, wire, 0x1000, 1000); r != hw.ReasonNone {
 		t.Fatal(r)
 	}
 	c, _, _ := gather.Start(segs)
@@ -652,7 +653,7 @@ func TestG19_ResponderChecksTheWholeRangeThenEachPacket(t *testing.T) {
 		if i < 2 && (!ok || n != 256) {
 			t.Fatalf("packet %d: %v", i, f)
 		}
-		if i == 2 && (ok || f != (gather.Fault{Key: 0x100, Offset: 512, Reason: gather.ReasonKeyIndex})) {
+		if i == 2 && (ok || f != (gather.Fault{Key: 0x100, Offset: 512, Reason: hw.ReasonKeyIndex})) {
 			t.Errorf("key gone: %v %v", ok, f)
 		}
 	}

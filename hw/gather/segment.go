@@ -1,5 +1,7 @@
 package gather
 
+import "rnic/hw"
+
 // Limits of a message.
 const (
 	// MaxSegments is the most data segments a work request can have (G6).
@@ -45,17 +47,17 @@ func (c *Cursor) normalize(segs []Segment) {
 }
 
 // Start returns the cursor at the first byte of a message made of segs. It
-// refuses more than MaxSegments segments (Malformed) and a total over
-// MaxMessage (LengthMax, naming the segment in which the sum passes it). No
+// refuses more than MaxSegments segments (hw.ReasonMalformed) and a total over
+// MaxMessage (hw.ReasonLength, naming the segment in which the sum passes it). No
 // key is looked up: a list can be started whose keys are bad.
 func Start(segs []Segment) (c Cursor, f Fault, ok bool) {
 	if len(segs) > MaxSegments {
-		return Cursor{}, Fault{Segment: MaxSegments, Key: segs[MaxSegments].Key, Reason: ReasonMalformed}, false
+		return Cursor{}, Fault{Segment: MaxSegments, Key: segs[MaxSegments].Key, Reason: hw.ReasonMalformed}, false
 	}
 	var sum uint64
 	for i := range segs {
 		if sum += uint64(segs[i].Length); sum > MaxMessage {
-			return Cursor{}, Fault{Segment: i, Key: segs[i].Key, Reason: ReasonLengthMax}, false
+			return Cursor{}, Fault{Segment: i, Key: segs[i].Key, Reason: hw.ReasonLength}, false
 		}
 	}
 	c.Left = uint32(sum)

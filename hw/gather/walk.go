@@ -1,10 +1,12 @@
 package gather
 
+import "rnic/hw"
+
 // Translator turns a piece of a segment into a DMA address. One call is one
 // lookup (G9): key-table access and the checks of G10, for the n bytes at
 // virtual address addr. hit says whether the key cache answered.
 type Translator interface {
-	Translate(key uint32, who Who, addr uint64, n uint32) (iova uint64, hit bool, r Reason)
+	Translate(key uint32, who Who, addr uint64, n uint32) (iova uint64, hit bool, r hw.Reason)
 }
 
 // Memory reads the len(dst) bytes at iova by DMA. It may split the read as
@@ -18,8 +20,8 @@ type Memory interface {
 // then the read (or, scattering, the write) of that piece. A step that failed
 // has a reason, and is the last. A Tracer must not allocate.
 type Tracer interface {
-	Lookup(seg int, off, n uint32, hit bool, r Reason)
-	Read(seg int, off, n uint32, r Reason)
+	Lookup(seg int, off, n uint32, hit bool, r hw.Reason)
+	Read(seg int, off, n uint32, r hw.Reason)
 }
 
 // Packet assembles the payload of the next packet: it walks segs from *c,
@@ -37,31 +39,31 @@ type Tracer interface {
 // is allocated.
 //
 // A cursor that does not lie in segs, as when a WQE changed between two
-// fetches, and an mtu of 0 are faults too (ReasonMalformed).
+// fetches, and an mtu of 0 are faults too (hw.ReasonMalformed).
 func Packet(t Translator, m Memory, tr Tracer, segs []Segment, who Who, c *Cursor, mtu uint32, dst []byte) (n int, f Fault, ok bool) {
 	want := min(mtu, c.Left)
 	if mtu == 0 || c.Segment < 0 || len(segs) > MaxSegments {
-		return 0, Fault{Segment: c.Segment, Offset: c.Offset, Reason: ReasonMalformed}, false
+		return 0, Fault{Segment: c.Segment, Offset: c.Offset, Reason: hw.ReasonMalformed}, false
 	}
 	at := *c
 	for done := uint32(0); done < want; {
 		s, take, valid := at.piece(segs, want-done)
 		if !valid {
-			return 0, Fault{Segment: at.Segment, Offset: at.Offset, Reason: ReasonMalformed}, false
+			return 0, Fault{Segment: at.Segment, Offset: at.Offset, Reason: hw.ReasonMalformed}, false
 		}
 		if take == 0 {
 			continue
 		}
 		iova, r := lookup(t, tr, s, who, at, take)
-		if r == ReasonNone {
+		if r == hw.ReasonNone {
 			if m.Read(iova, dst[done:done+take]) != nil {
-				r = ReasonDMARead
+				r = hw.ReasonDMARead
 			}
 			if tr != nil {
 				tr.Read(at.Segment, at.Offset, take, r)
 			}
 		}
-		if r != ReasonNone {
+		if r != hw.ReasonNone {
 			return 0, Fault{Segment: at.Segment, Key: s.Key, Offset: at.Offset, Reason: r}, false
 		}
 		done += take
@@ -93,11 +95,11 @@ func (c *Cursor) piece(segs []Segment, most uint32) (s *Segment, take uint32, va
 // segment that runs over the end of the address space is out of bounds from
 // there on, whatever region lies at address 0; that is the last of G10's
 // checks, so an earlier reason stands.
-func lookup(t Translator, tr Tracer, s *Segment, who Who, at Cursor, n uint32) (iova uint64, r Reason) {
+func lookup(t Translator, tr Tracer, s *Segment, who Who, at Cursor, n uint32) (iova uint64, r hw.Reason) {
 	addr := s.Addr + uint64(at.Offset)
 	iova, hit, r := t.Translate(s.Key, who, addr, n)
-	if r == ReasonNone && addr < s.Addr {
-		r = ReasonBounds
+	if r == hw.ReasonNone && addr < s.Addr {
+		r = hw.ReasonBounds
 	}
 	if tr != nil {
 		tr.Lookup(at.Segment, at.Offset, n, hit, r)
@@ -112,7 +114,7 @@ func lookup(t Translator, tr Tracer, s *Segment, who Who, at Cursor, n uint32) (
 func InlinePacket(inline []byte, c *Cursor, mtu uint32, dst []byte) (n int, f Fault, ok bool) {
 	want := min(mtu, c.Left)
 	if mtu == 0 || want != 0 && (c.Segment != 0 || uint64(c.Offset)+uint64(want) > uint64(len(inline))) {
-		return 0, Fault{Segment: c.Segment, Offset: c.Offset, Reason: ReasonMalformed}, false
+		return 0, Fault{Segment: c.Segment, Offset: c.Offset, Reason: hw.ReasonMalformed}, false
 	}
 	copy(dst[:want], inline[c.Offset:])
 	c.Offset += want

@@ -4,8 +4,8 @@
 // their expected values from, so it shares no code, type or constant with
 // package gather, and must never come to.
 //
-// It is written from the text of rules G1 to G22 (docs/architecture). What
-// the text leaves to a card, the key cache's geometry, is stated in [World].
+// It is written from the text of the gather path's rules, G1 to G22. What the
+// text leaves to a card, the key cache's geometry, is stated in [World].
 package oracle
 
 // Segment is one data segment of a request.
@@ -84,8 +84,8 @@ type Step struct {
 	Reason  string
 }
 
-// Fault is why a walk ended early: key-index, key-tag, pd, access, bounds,
-// dma-read, dma-write, length-max, malformed, no-room.
+// Fault is why a walk ended early, by the contract's names: KEY_INDEX, KEY_TAG,
+// PD, ACCESS, BOUNDS, DMA_READ, DMA_WRITE, LENGTH, MALFORMED.
 type Fault struct {
 	Segment int
 	Key     uint32
@@ -145,7 +145,7 @@ func (w *World) Gather(r Request) Walk {
 			payload = append(payload, r.Inline[first:first+len(bytes)]...)
 		} else {
 			for _, piece := range pieces(bytes) {
-				f := w.visit(&out, number, segments, piece, r.PD, r.QPN, needs, "read", "dma-read", func(iova uint64, _ int) bool {
+				f := w.visit(&out, number, segments, piece, r.PD, r.QPN, needs, "read", "DMA_READ", func(iova uint64, _ int) bool {
 					b, ok := w.Read(iova)
 					payload = append(payload, b)
 					return ok
@@ -186,13 +186,13 @@ func (w *World) Scatter(segments []Segment, payloads [][]byte, pd, qpn uint32, r
 		w.before(number)
 		if len(payload) > len(message)-first {
 			at := cursor(segments, message, first)
-			out.Fault = &Fault{Segment: at.Segment, Offset: at.Offset, Reason: "no-room"}
+			out.Fault = &Fault{Segment: at.Segment, Offset: at.Offset, Reason: "LENGTH"}
 			return out
 		}
 		bytes := message[first : first+len(payload)]
 		placed := 0
 		for _, piece := range pieces(bytes) {
-			f := w.visit(&out, number, segments, piece, pd, qpn, rights, "write", "dma-write", func(iova uint64, i int) bool {
+			f := w.visit(&out, number, segments, piece, pd, qpn, rights, "write", "DMA_WRITE", func(iova uint64, i int) bool {
 				return w.Write(iova, payload[placed+i])
 			})
 			if f != nil {
@@ -233,13 +233,13 @@ func (w *World) before(packet int) {
 // so nothing of it is ever visited (G12).
 func flatten(segments []Segment) ([]place, *Fault) {
 	if len(segments) > 63 { // G6
-		return nil, &Fault{Segment: 63, Key: segments[63].Key, Reason: "malformed"}
+		return nil, &Fault{Segment: 63, Key: segments[63].Key, Reason: "MALFORMED"}
 	}
 	sum := uint64(0)
 	for i, s := range segments { // G18
 		sum += uint64(s.Length)
 		if sum > 1<<31 {
-			return nil, &Fault{Segment: i, Key: s.Key, Reason: "length-max"}
+			return nil, &Fault{Segment: i, Key: s.Key, Reason: "LENGTH"}
 		}
 	}
 	message := make([]place, 0, sum)
@@ -328,29 +328,29 @@ func (w *World) touch(index uint32) (hit bool) {
 func (w *World) translate(s Segment, piece []place, pd, qpn uint32, needs uint8) (region Region, reason string) {
 	region, exists := w.Regions[s.Key>>8]
 	if !exists || !region.Valid {
-		return region, "key-index"
+		return region, "KEY_INDEX"
 	}
 	if region.Tag != uint8(s.Key&0xff) {
-		return region, "key-tag"
+		return region, "KEY_TAG"
 	}
 	if region.PD != pd || (region.Window && region.QP != qpn) {
-		return region, "pd"
+		return region, "PD"
 	}
 	for bit := uint8(1); bit <= 8; bit *= 2 {
 		if needs&bit != 0 && region.Rights&bit == 0 {
-			return region, "access"
+			return region, "ACCESS"
 		}
 	}
 	if region.Window && needs&(2|4|8) == 0 {
-		return region, "access" // a window is for the remote side
+		return region, "ACCESS" // a window is for the remote side
 	}
 	for _, b := range piece {
 		address := s.Addr + uint64(b.offset)
 		if address < s.Addr { // wrapped around
-			return region, "bounds"
+			return region, "BOUNDS"
 		}
 		if address < region.Base || address-region.Base >= region.Length {
-			return region, "bounds"
+			return region, "BOUNDS"
 		}
 	}
 	return region, ""
