@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -394,5 +395,33 @@ func TestRecordedSourcePorts(t *testing.T) {
 	}
 	if n < 91 {
 		t.Errorf("only %d ports were compared", n)
+	}
+}
+
+// TestSetIPID: giving a recorded frame its own identification changes nothing;
+// another one makes a frame that is right but for the identification.
+func TestSetIPID(t *testing.T) {
+	for _, name := range []string{"a_walk", "e_read_single", "m_ipv6_send"} {
+		for i, frame := range pcapFrames(t, filepath.Join(goldenDir, name, "capture.pcap")) {
+			var p roce.Packet
+			if err := roce.Parse(frame, &p); err != nil {
+				t.Fatal(err)
+			}
+			var h roce.Header
+			p.Header(&h)
+			id := h.IPID
+			for _, h.IPID = range []uint16{id, id + 1, 0, 0xFFFF} {
+				got := bytes.Clone(frame)
+				if err := rocetest.SetIPID(got, h.IPID); err != nil {
+					t.Fatal(err)
+				}
+				if want := h.Append(nil, p.Payload()); !bytes.Equal(got, want) {
+					t.Fatalf("%s frame %d with identification %d:\n%x\nwant\n%x", name, i, h.IPID, got, want)
+				}
+			}
+		}
+	}
+	if _, err := rocetest.ICRC(make([]byte, 60)); !errors.Is(err, rocetest.ErrFrame) {
+		t.Errorf("zeros have an ICRC: %v", err)
 	}
 }
