@@ -1,0 +1,573 @@
+package queues
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"rnic/hw"
+)
+
+// The expected bytes are written by hand from the offsets of hw/card.yaml,
+// little-endian, and not through package hw.
+
+func hexBytes(t *testing.T, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// page is memory as the rings have it: aligned to 64 bytes.
+func page(t *testing.T, n int) []byte {
+	t.Helper()
+	b := make([]byte, max(n, 64<<10)) // a span of its own, so page-aligned
+	if hw.ViewCQE(b) == nil {
+		t.Fatal("memory is not aligned")
+	}
+	return b[:n]
+}
+
+func newSQ(t *testing.T, blocks int) (*SQ, []byte, *uint32) {
+	t.Helper()
+	ring, word := page(t, blocks*64), new(uint32)
+	q, err := NewSQ(ring, word, &Domain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q, ring, word
+}
+
+func TestSendBytes(t *testing.T) {
+	q, ring, word := newSQ(t, 32)
+
+	// SEND with immediate, signaled and solicited, of two segments.
+	q.Control(hw.OpcodeSendWithImm, hw.WQEFlagSignaled|hw.WQEFlagSolicited, 3, 0x11223344, 0)
+	q.Data([]SGE{{Addr: 0x1122334455667788, Length: 0x400, LKey: 0x8000112}, {Addr: 0x2000, Length: 5, LKey: 0x301}})
+	if i, n := q.Commit(); i != 0 || n != 1 {
+		t.Fatalf("first WQE: index %d, blocks %d", i, n)
+	}
+	// RDMA WRITE with a fence, of one segment.
+	q.Control(hw.OpcodeRDMAWrite, hw.WQEFlagFence, 3, 0, 0)
+	q.Remote(0xdeadbeef00000010, 0xcafe01)
+	q.Data([]SGE{{Addr: 0x3000, Length: 0x80000000, LKey: 0x302}})
+	if i, n := q.Commit(); i != 1 || n != 1 {
+		t.Fatalf("second WQE: index %d, blocks %d", i, n)
+	}
+	// Compare and swap: four segments, a full block.
+	q.Control(hw.OpcodeAtomicCmpAndSwp, hw.WQEFlagSignaled, 4, 0, 0)
+	q.Remote(0x40, 0x501)
+	q.Atomic(0x0102030405060708, 0x1112131415161718)
+	q.Data([]SGE{{Addr: 0x4000, Length: 8, LKey: 0x303}})
+	if i, n := q.Commit(); i != 2 || n != 1 {
+		t.Fatalf("third WQE: index %d, blocks %d", i, n)
+	}
+	want := hexBytes(t, `
+		03 03 03 00  44332211  00000000  0000 0000
+		8877665544332211 00040000 12010008
+		0020000000000000 05000000 01030000
+		00000000000000000000000000000000
+
+		00 04 03 00  00000000  01000000  0000 0000
+		10000000efbeadde 01feca00 00000000
+		0030000000000000 00000080 02030000
+		00000000000000000000000000000000
+
+		05 01 04 00  00000000  02000000  0000 0000
+		4000000000000000 01050000 00000000
+		0807060504030201 1817161514131211
+		0040000000000000 08000000 03030000`)
+	if !bytes.Equal(ring[:len(want)], want) {
+		t.Fatalf("ring:\n%s\nwant:\n%s", hex.Dump(ring[:len(want)]), hex.Dump(want))
+	}
+	if *word != 0 {
+		t.Fatalf("doorbell %d before Ring", *word)
+	}
+	q.Ring()
+	if *word != 3 {
+		t.Fatalf("doorbell %d, want 3", *word)
+	}
+}
+
+// A WQE of 63 data segments and a control segment is 16 blocks; with a remote
+// segment, 17 (65 segments).
+func TestSend63Segments(t *testing.T) {
+	sges := make([]SGE, 63)
+	for i := range sges {
+		sges[i] = SGE{Addr: uint64(i) << 12, Length: uint32(i), LKey: uint32(i)<<8 | 7}
+	}
+	check := func(ring []byte, at int) { // at: offset of the first data segment
+		for i := range sges {
+			o := (at + 16*i) % len(ring)
+			want := []byte{0, byte(i << 4), byte(i >> 4), 0, 0, 0, 0, 0, byte(i), 0, 0, 0, 7, byte(i), 0, 0}
+			if !bytes.Equal(ring[o:o+16], want) {
+				t.Fatalf("segment %d at %#x: %x, want %x", i, o, ring[o:o+16], want)
+			}
+		}
+	}
+	q, ring, _ := newSQ(t, 64)
+	q.Control(hw.OpcodeSend, 0, 64, 0, 0)
+	q.Data(sges)
+	if i, n := q.Commit(); i != 0 || n != 16 {
+		t.Fatalf("SEND: index %d, blocks %d, want 0, 16", i, n)
+	}
+	check(ring, 16)
+	q.Control(hw.OpcodeRDMAWrite, 0, 65, 0, 0)
+	q.Remote(1, 2)
+	q.Data(sges)
+	if i, n := q.Commit(); i != 16 || n != 17 {
+		t.Fatalf("WRITE: index %d, blocks %d, want 16, 17", i, n)
+	}
+	check(ring, 16*64+32)
+	if ring[16*64+2] != 65 {
+		t.Fatalf("segment count %d, want 65", ring[16*64+2])
+	}
+}
+
+// The ring wraps inside a WQE at every block of it, data segments and inline
+// payload alike, and every byte outside the WQE stays.
+func TestSendWrap(t *testing.T) {
+	sges := make([]SGE, 20) // 21 segments: 6 blocks
+	for i := range sges {
+		sges[i] = SGE{Addr: uint64(i + 1), Length: uint32(i + 100), LKey: uint32(i + 200)}
+	}
+	payload := make([]byte, 300) // 16 + 304 bytes: 5 blocks
+	for i := range payload {
+		payload[i] = byte(i*7 + 1)
+	}
+	for start := uint32(27); start <= 32; start++ {
+		q, ring, word := newSQ(t, 32)
+		for i := range ring {
+			ring[i] = 0xee
+		}
+		q.producer = 1<<32 - 32 + start // the absolute index wraps too
+		q.consumer.Store(q.producer)
+		q.seen = q.producer
+		q.Control(hw.OpcodeSend, 0, 21, 0, 0)
+		q.Data(sges)
+		index, blocks := q.Commit()
+		if index != 1<<32-32+start || blocks != 6 {
+			t.Fatalf("start %d: index %#x blocks %d", start, index, blocks)
+		}
+		q.Ring()
+		if *word != index+6 {
+			t.Fatalf("start %d: doorbell %#x", start, *word)
+		}
+		want := bytes.Repeat([]byte{0xee}, len(ring))
+		put := func(seg int, b ...byte) { copy(want[(int(start)*64+seg*16)%len(want):], b) }
+		put(0, 2, 0, 21, 0, 0, 0, 0, 0, byte(index), byte(index>>8), byte(index>>16), byte(index>>24), 0, 0, 0, 0)
+		for i := range sges {
+			put(1+i, byte(i+1), 0, 0, 0, 0, 0, 0, 0, byte(i+100), 0, 0, 0, byte(i+200), 0, 0, 0)
+		}
+		if !bytes.Equal(ring, want) {
+			t.Fatalf("start %d: segments differ:\n%s", start, hex.Dump(ring))
+		}
+
+		// The same with the payload in the WQE, in pieces.
+		for i := range ring {
+			ring[i] = 0xee
+		}
+		q.producer = start
+		q.Control(hw.OpcodeSend, hw.WQEFlagInline, 20, 0, 300)
+		q.Inline([][]byte{payload[:1], nil, payload[1:222], payload[222:]})
+		if i, n := q.Commit(); i != start || n != 5 {
+			t.Fatalf("start %d: inline index %d blocks %d", start, i, n)
+		}
+		want = bytes.Repeat([]byte{0xee}, len(ring))
+		put(0, 2, 8, 20, 0, 0, 0, 0, 0, byte(start), 0, 0, 0, 0x2c, 1, 0, 0)
+		for i := range 304 {
+			b := byte(0)
+			if i < 300 {
+				b = payload[i]
+			}
+			want[(int(start)*64+16+i)%len(want)] = b
+		}
+		if !bytes.Equal(ring, want) {
+			t.Fatalf("start %d: inline payload differs:\n%s", start, hex.Dump(ring))
+		}
+	}
+}
+
+// An exact multiple of a segment gets no padding, and a long one in many
+// pieces lands whole.
+func TestInlineExact(t *testing.T) {
+	q, ring, _ := newSQ(t, 32)
+	payload := bytes.Repeat([]byte{0xab}, 960)
+	for i := range ring {
+		ring[i] = 0xee
+	}
+	q.Control(hw.OpcodeSend, hw.WQEFlagInline, 61, 0, 960)
+	q.Inline([][]byte{payload})
+	if _, n := q.Commit(); n != 16 {
+		t.Fatalf("%d blocks, want 16 (976 bytes)", n)
+	}
+	if !bytes.Equal(ring[16:976], payload) || ring[976] != 0xee {
+		t.Fatalf("payload:\n%s", hex.Dump(ring[960:992]))
+	}
+}
+
+// Full and full minus one, at every offset and across the wrap of the counter.
+func TestSendFull(t *testing.T) {
+	for _, base := range []uint32{0, 1, 31, 32, 1<<32 - 33, 1<<32 - 1} {
+		q, _, _ := newSQ(t, 32)
+		q.producer, q.seen = base, base
+		q.consumer.Store(base)
+		for range 31 {
+			if !q.Room(1) {
+				t.Fatalf("base %#x: no room at %d", base, q.producer-base)
+			}
+			q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+			q.Commit()
+		}
+		if q.Room(2) || !q.Room(1) { // full minus one
+			t.Fatalf("base %#x: room for 2: %v, for 1: %v", base, q.Room(2), q.Room(1))
+		}
+		q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+		q.Commit()
+		if q.Room(1) {
+			t.Fatalf("base %#x: room in a full ring", base)
+		}
+		q.Release(base + 17)
+		if !q.Room(17) || q.Room(18) {
+			t.Fatalf("base %#x: after 17 released: 17 %v, 18 %v", base, q.Room(17), q.Room(18))
+		}
+	}
+}
+
+func TestRecvBytes(t *testing.T) {
+	ring, word := page(t, 4*64), new(uint32)
+	q, err := NewRQ(ring, RQStride(3), word, &Domain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ring {
+		ring[i] = 0xee
+	}
+	q.producer = 1<<32 - 1
+	q.seen = q.producer
+	q.consumer.Store(q.producer)
+	if i := q.Put([]SGE{{Addr: 0x1000, Length: 16, LKey: 0x101}, {Addr: 0x2000, Length: 32, LKey: 0x202}, {Addr: 0x3000, Length: 48, LKey: 0x303}}); i != 1<<32-1 {
+		t.Fatalf("index %#x", i)
+	}
+	if i := q.Put(nil); i != 0 {
+		t.Fatalf("index %#x after the counter's wrap", i)
+	}
+	q.Ring()
+	if *word != 1 {
+		t.Fatalf("doorbell %d, want 1", *word)
+	}
+	last := hexBytes(t, `
+		03 00 0000 ffffffff 00000000 00000000
+		0010000000000000 10000000 01010000
+		0020000000000000 20000000 02020000
+		0030000000000000 30000000 03030000`)
+	first := hexBytes(t, "00 00 0000 00000000 00000000 00000000")
+	if !bytes.Equal(ring[3*64:], last) || !bytes.Equal(ring[:16], first) || !bytes.Equal(ring[16:3*64], bytes.Repeat([]byte{0xee}, 3*64-16)) {
+		t.Fatalf("ring:\n%s", hex.Dump(ring))
+	}
+	if !q.Room(2, 4) || q.Room(3, 4) || q.Room(1, 2) {
+		t.Fatal("room is not that of 2 receives posted")
+	}
+	q.Release(0)
+	if !q.Room(3, 4) || q.Room(4, 4) {
+		t.Fatal("room is not that of 1 receive posted")
+	}
+	q.Reset()
+	if *word != 0 || q.Producer() != 0 || q.Consumer() != 0 {
+		t.Fatal("Reset left something")
+	}
+}
+
+func TestRecvStride(t *testing.T) {
+	for segs, want := range map[int]uint8{0: 5, 1: 5, 2: 6, 3: 6, 4: 7, 7: 7, 8: 8, 15: 8, 16: 9, 31: 9, 32: 10, 63: 10} {
+		if got := RQStride(segs); got != want {
+			t.Errorf("RQStride(%d) = %d, want %d", segs, got, want)
+		}
+	}
+}
+
+// card writes a CQE as the card does: body, then the owner word.
+func card(ring []byte, n, entries uint32, body func(e []byte)) {
+	e := ring[n%entries*64:][:64]
+	owner := e[60]
+	clear(e)
+	e[60] = owner
+	body(e)
+	e[60] = byte(1 - n/entries%2)
+}
+
+func TestCQPhase(t *testing.T) {
+	const entries = 8
+	ring := page(t, entries*64)
+	var ci, arm uint32
+	q, err := NewCQ(ring, &ci, &arm, &Domain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	produced, consumed := uint32(0), uint32(0)
+	for _, batch := range []uint32{0, 1, 7, 8, 8, 3, 8, 5, 8} {
+		if batch > entries-(produced-consumed) {
+			t.Fatal("the test overfills the ring")
+		}
+		for range batch {
+			n := produced
+			card(ring, n, entries, func(e []byte) { e[0], e[4], e[18] = byte(n), 0x40, 5 })
+			produced++
+		}
+		for q.Peek() != nil {
+			e := q.Peek()
+			if e.QPN != consumed&0xff || e.WQEIndex != 0x40 || e.Status != hw.StatusWRFlushErr {
+				t.Fatalf("CQE %d: %+v", consumed, e)
+			}
+			q.Pop()
+			consumed++
+		}
+		if consumed != produced {
+			t.Fatalf("took %d of %d", consumed, produced)
+		}
+		q.Publish()
+		if ci != consumed {
+			t.Fatalf("consumer index %d, want %d", ci, consumed)
+		}
+	}
+	// ci 48, sequence 1, then solicited with sequence 2: bits 23:0, 27:24, 28, 31.
+	q.Arm(false)
+	if arm != 0x81000030 {
+		t.Fatalf("arm word %#x, want 0x81000030", arm)
+	}
+	q.Arm(true)
+	if arm != 0x92000030 {
+		t.Fatalf("arm word %#x, want 0x92000030", arm)
+	}
+}
+
+func TestCQPurge(t *testing.T) {
+	const entries = 8
+	ring := page(t, entries*64)
+	var ci, arm uint32
+	q, _ := NewCQ(ring, &ci, &arm, &Domain{})
+	for n := range uint32(13) { // 5 of the first turn are taken, 8 stay
+		if n >= entries {
+			q.Pop()
+		}
+		card(ring, n, entries, func(e []byte) { e[0] = byte(3 + n%2) })
+	}
+	if got := q.Purge(4); got != 4 {
+		t.Fatalf("dropped %d, want 4", got)
+	}
+	var got []uint32
+	for e := q.Peek(); e != nil; e = q.Peek() {
+		got = append(got, e.QPN)
+		q.Pop()
+	}
+	want := []uint32{0, 3, 0, 3, 0, 3, 0, 3} // 5 … 12: odd numbers were QP 4's
+	for i := range want {
+		if len(got) != len(want) || got[i] != want[i] {
+			t.Fatalf("QPNs %v, want %v", got, want)
+		}
+	}
+}
+
+func TestEQ(t *testing.T) {
+	ring := page(t, 4*32)
+	var word uint32
+	q, err := NewEQ(ring, &word, &Domain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e hw.EQE
+	for n := range uint32(11) {
+		if q.Next(&e) {
+			t.Fatalf("event %d before it was written", n)
+		}
+		b := ring[n%4*32:]
+		copy(b, []byte{0x11, 4, 0, 0, byte(n), 2, 0, 0, 9})
+		b[28] = byte(1 - n/4%2)
+		if !q.Next(&e) || e.Type != hw.EventTypeQPFatal || e.Subtype != hw.ReasonAccess || e.Object != 0x200+n || e.Info != 9 {
+			t.Fatalf("event %d: %+v", n, e)
+		}
+		q.Publish()
+		if word != n+1 {
+			t.Fatalf("consumer index %d, want %d", word, n+1)
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	cmd, reply := page(t, 4*64), page(t, 4*64)
+	q, err := NewCommand(cmd, reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r hw.CommandReply
+	for n := range uint32(9) {
+		p, ok := q.Post(&hw.CommandEntry{Opcode: hw.CommandModifyQP, Token: 0x01020304, Object: n, Modifier: 5, InIOVA: 0x1000, OutIOVA: 0x2000, InLength: 192, OutLength: 320})
+		if !ok || p != n+1 {
+			t.Fatalf("command %d: producer %d, %v", n, p, ok)
+		}
+		want := hexBytes(t, "3200 0000 04030201 00000000 05000000 0010000000000000 0020000000000000 c0000000 40010000")
+		want[8] = byte(n)
+		if at := cmd[n%4*64:]; !bytes.Equal(at[:len(want)], want) {
+			t.Fatalf("command %d:\n%s", n, hex.Dump(at[:64]))
+		}
+		if q.Next(&r) {
+			t.Fatal("a reply before it was written")
+		}
+		b := reply[n%4*64:]
+		copy(b, hexBytes(t, "3200 04 0a 04030201 07000000 00000000 0807060504030201 40010000"))
+		b[60] = byte(1 - n/4%2)
+		if !q.Next(&r) || r.Opcode != hw.CommandModifyQP || r.Status != hw.CommandStatusBadParam || r.Syndrome != hw.CommandSyndromeTransition ||
+			r.Token != 0x01020304 || r.Object != 7 || r.Value != 0x0102030405060708 || r.OutLength != 320 {
+			t.Fatalf("reply %d: %+v", n, r)
+		}
+	}
+	for range 4 {
+		if _, ok := q.Post(&hw.CommandEntry{}); !ok {
+			t.Fatal("no room in an empty ring")
+		}
+	}
+	if _, ok := q.Post(&hw.CommandEntry{}); ok {
+		t.Fatal("a fifth command in a ring of four")
+	}
+}
+
+func TestTraceAndCapture(t *testing.T) {
+	var word uint32
+	ring := page(t, 2*64)
+	q, err := NewTrace(ring, &word)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r hw.TraceRecord
+	for n := range uint32(5) {
+		b := ring[n%2*64:]
+		copy(b[8:], []byte{0x11, 0, 0, 0, byte(n)})
+		b[48], b[49] = 2, 1
+		b[60] = byte(1 - n/2%2)
+		if !q.Next(&r) || r.QPN != 0x11 || r.WQEIndex != n || r.Kind != hw.TraceKindLookup || r.Lookup != hw.LookupHit {
+			t.Fatalf("record %d: %+v", n, r)
+		}
+		if q.Next(&r) {
+			t.Fatal("a record twice")
+		}
+		q.Publish()
+		if word != n+1 {
+			t.Fatalf("consumer index %d", word)
+		}
+	}
+	ring = page(t, 2*128)
+	c, err := NewCapture(ring, 7, &word)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h hw.CaptureRecord
+	for n, captured := range []byte{60, 64, 0, 200} { // 200: more than a slot holds
+		b := ring[n%2*128:]
+		copy(b[8:], []byte{60, 0, 0, 0, captured})
+		for i := range 64 {
+			b[64+i] = byte(n)
+		}
+		b[60] = byte(1 - n/2%2)
+		f, ok := c.Peek(&h)
+		if !ok || len(f) != min(int(captured), 64) || len(f) > 0 && f[len(f)-1] != byte(n) {
+			t.Fatalf("slot %d: %d bytes, %v", n, len(f), ok)
+		}
+		c.Pop()
+		c.Publish()
+	}
+}
+
+// The kick: none while the card is awake or never sleeps, one for a doorbell
+// while it sleeps.
+func TestWake(t *testing.T) {
+	kicks, flag := 0, uint32(0)
+	d := &Domain{Sleep: &flag, Kick: func() { kicks++ }}
+	var word uint32
+	q, err := NewSQ(page(t, 32*64), &word, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Ring()
+	if kicks != 0 {
+		t.Fatal("kicked an awake card")
+	}
+	flag = 1
+	q.Ring()
+	if kicks != 1 {
+		t.Fatalf("%d kicks of a sleeping card", kicks)
+	}
+	d.Sleep = nil
+	q.Ring()
+	if kicks != 1 {
+		t.Fatal("kicked a card that never sleeps")
+	}
+}
+
+func TestBadRings(t *testing.T) {
+	b := page(t, 1<<16)
+	if _, err := NewSQ(b[:16*64], nil, nil); err == nil {
+		t.Error("a send ring of 16 blocks")
+	}
+	if _, err := NewSQ(b[:48*64], nil, nil); err == nil {
+		t.Error("a send ring of 48 blocks")
+	}
+	if _, err := NewSQ(b[4:4+32*64], nil, nil); err == nil {
+		t.Error("a send ring off by 4 bytes")
+	}
+	if _, err := NewRQ(b[:3*32], 5, nil, nil); err == nil {
+		t.Error("a receive ring of 3")
+	}
+	if _, err := NewRQ(b[:2048], 11, nil, nil); err == nil {
+		t.Error("a stride of 2^11")
+	}
+	if _, err := NewCQ(b[:3*64], nil, nil, nil); err == nil {
+		t.Error("a CQ of 3")
+	}
+	if _, err := NewEQ(b[:33], nil, nil); err == nil {
+		t.Error("an EQ of 33 bytes")
+	}
+	if _, err := NewCommand(b[:64], b[:128]); err == nil {
+		t.Error("command rings of different sizes")
+	}
+	if _, err := NewCapture(b[:128], 6, nil); err == nil {
+		t.Error("a capture stride of 2^6")
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	q, _, _ := newSQ(t, 64)
+	r, err := NewRQ(page(t, 16*1024), 10, new(uint32), &Domain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring := page(t, 8*64)
+	var ci, arm uint32
+	c, _ := NewCQ(ring, &ci, &arm, &Domain{})
+	sges := make([]SGE, 63)
+	inline := [][]byte{make([]byte, 400)}
+	n := uint32(0)
+	if a := testing.AllocsPerRun(100, func() {
+		q.Control(hw.OpcodeSend, 0, 64, 0, 0)
+		q.Data(sges)
+		q.Commit()
+		q.Control(hw.OpcodeSend, hw.WQEFlagInline, 26, 0, 400)
+		q.Inline(inline)
+		_, _ = q.Commit()
+		q.Release(q.Producer())
+		q.Ring()
+		r.Put(sges)
+		r.Release(r.Producer())
+		r.Ring()
+		ring[n%8*64+60] = byte(1 - n/8%2)
+		n++
+		for c.Peek() != nil {
+			c.Pop()
+		}
+		c.Publish()
+	}); a != 0 {
+		t.Errorf("%v allocations", a)
+	}
+}

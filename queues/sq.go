@@ -1,0 +1,169 @@
+package queues
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+
+	"rnic/hw"
+	"rnic/hw/mmio"
+)
+
+// SGE is one scatter-gather entry: Length bytes at the virtual address Addr of
+// the region that LKey names.
+type SGE struct {
+	Addr         uint64
+	Length, LKey uint32
+}
+
+const segsPerBlock = hw.WQEBlock / hw.WQESegment
+
+// SQ is a send queue: a ring of 64-byte blocks, in which a WQE takes 1 to 17
+// and may wrap at the ring's end.
+//
+// A WQE is built in order: Control, then what its opcode needs (Remote,
+// Atomic), then Data or Inline, then Commit. Room says beforehand
+// whether it fits. Ring hands everything committed to the card.
+type SQ struct {
+	// The ring's 16-byte segments, as each kind of segment.
+	ctl    []hw.ControlSegment
+	remote []hw.RemoteSegment
+	atomic []hw.AtomicSegment
+	data   []hw.DataSegment
+	ring   []byte
+
+	blocks   uint32 // of the ring, a power of two
+	mask     uint32 // segments of the ring - 1
+	producer uint32 // absolute, in blocks
+	seen     uint32 // consumer, as last loaded
+	at       uint32 // absolute, in segments: where the next one of the WQE goes
+	word     *uint32
+	domain   *Domain
+
+	_        [64]byte      // the consumer is stored by whoever polls
+	consumer atomic.Uint32 // absolute, in blocks: first block that is the card's
+}
+
+// NewSQ makes a send queue of a ring, whose length is a power of two of at
+// least 32 blocks of 64 bytes, and of its doorbell word.
+func NewSQ(ring []byte, word *uint32, d *Domain) (*SQ, error) {
+	n := len(ring) / hw.WQEBlock
+	if len(ring)%hw.WQEBlock != 0 || n < hw.SQMinBlocks || bits.OnesCount(uint(n)) != 1 || n > 1<<30 {
+		return nil, fmt.Errorf("queues: send ring of %d bytes: want a power of two of at least %d blocks of %d", len(ring), hw.SQMinBlocks, hw.WQEBlock)
+	}
+	q := &SQ{
+		ctl: hw.SliceControlSegment(ring), remote: hw.SliceRemoteSegment(ring), atomic: hw.SliceAtomicSegment(ring), data: hw.SliceDataSegment(ring),
+		ring: ring, blocks: uint32(n), mask: uint32(n*segsPerBlock - 1), word: word, domain: d,
+	}
+	if q.ctl == nil || q.data == nil {
+		return nil, fmt.Errorf("queues: send ring is not aligned to %d bytes", hw.ControlSegmentAlign)
+	}
+	return q, nil
+}
+
+// Blocks is the ring's size in blocks.
+func (q *SQ) Blocks() uint32 { return q.blocks }
+
+// Producer is the absolute number of the next WQE's first block.
+func (q *SQ) Producer() uint32 { return q.producer }
+
+// Consumer is the absolute number of the first block that is still the card's.
+func (q *SQ) Consumer() uint32 { return q.consumer.Load() }
+
+// Room reports whether a WQE of so many blocks fits.
+func (q *SQ) Room(blocks uint32) bool {
+	if q.producer+blocks-q.seen <= q.blocks {
+		return true
+	}
+	q.seen = q.consumer.Load()
+	return q.producer+blocks-q.seen <= q.blocks
+}
+
+// Release gives back every block before the absolute block n, after the
+// completion of the WQE that ends there. It may be called by another holder
+// than the one that posts.
+func (q *SQ) Release(n uint32) { q.consumer.Store(n) }
+
+// Control begins a WQE of so many 16-byte segments, this one included.
+// inline is the number of its payload bytes, 0 unless flags has WQEFlagInline.
+func (q *SQ) Control(op hw.Opcode, flags hw.WQEFlag, segments uint8, imm uint32, inline uint16) {
+	at := q.producer * segsPerBlock
+	q.ctl[at&q.mask] = hw.ControlSegment{
+		Opcode: op, Flags: flags, Segments: segments, Imm: imm, Index: q.producer, InlineLength: inline,
+	}
+	q.at = at + 1
+}
+
+// Remote adds the far end's address, for RDMA and atomics.
+func (q *SQ) Remote(addr uint64, rkey uint32) {
+	q.remote[q.at&q.mask] = hw.RemoteSegment{Addr: addr, RKey: rkey}
+	q.at++
+}
+
+// Atomic adds an atomic's operands.
+func (q *SQ) Atomic(swapAdd, compare uint64) {
+	q.atomic[q.at&q.mask] = hw.AtomicSegment{SwapAdd: swapAdd, Compare: compare}
+	q.at++
+}
+
+// Data adds the data segments.
+func (q *SQ) Data(sges []SGE) {
+	at := q.at & q.mask
+	q.at += uint32(len(sges))
+	dst := q.data[at:]
+	if len(dst) < len(sges) { // the WQE wraps at the ring's end
+		put(dst, sges[:len(dst)])
+		sges = sges[len(dst):]
+		dst = q.data
+	}
+	put(dst, sges)
+}
+
+func put(dst []hw.DataSegment, sges []SGE) {
+	dst = dst[:len(sges)]
+	for i := range sges {
+		s := &sges[i]
+		d := &dst[i]
+		d.Addr, d.Length, d.LKey = s.Addr, s.Length, s.LKey
+	}
+}
+
+// Inline adds the payload itself (rule G3), the pieces of bufs one behind the
+// other, filled with zeros to whole segments.
+func (q *SQ) Inline(bufs [][]byte) {
+	size := uint32(len(q.ring))
+	off := q.at * hw.WQESegment
+	for _, b := range bufs {
+		n := copy(q.ring[off&(size-1):], b)
+		copy(q.ring, b[n:])
+		off += uint32(len(b))
+	}
+	for ; off%hw.WQESegment != 0; off++ {
+		q.ring[off&(size-1)] = 0
+	}
+	q.at = off / hw.WQESegment
+}
+
+// Commit ends the WQE and gives its index (the absolute number of its first
+// block) and its blocks. The card does not look at it before Ring.
+func (q *SQ) Commit() (index, blocks uint32) {
+	index = q.producer
+	blocks = (q.at - index*segsPerBlock + segsPerBlock - 1) / segsPerBlock
+	q.producer += blocks
+	return index, blocks
+}
+
+// Ring hands all committed WQEs to the card with one store.
+func (q *SQ) Ring() {
+	mmio.ToDevice()
+	mmio.Store32(q.word, q.producer)
+	q.domain.Wake()
+}
+
+// Reset empties the queue while the card's QP is in RESET, and the doorbell
+// with it.
+func (q *SQ) Reset() {
+	q.producer, q.seen, q.at = 0, 0, 0
+	q.consumer.Store(0)
+	mmio.Store32(q.word, 0)
+}
