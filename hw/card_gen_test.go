@@ -4,36 +4,42 @@ package hw
 
 import "reflect"
 
+// An overlay is a structure's type and its view.
+type overlay struct {
+	typ  reflect.Type
+	view func([]byte) any
+}
+
 // overlays are the overlay structures by their names in card.yaml.
-var overlays = map[string]reflect.Type{
-	"ControlSegment":    reflect.TypeFor[ControlSegment](),
-	"RemoteSegment":     reflect.TypeFor[RemoteSegment](),
-	"AtomicSegment":     reflect.TypeFor[AtomicSegment](),
-	"DataSegment":       reflect.TypeFor[DataSegment](),
-	"BindSegment":       reflect.TypeFor[BindSegment](),
-	"AddressVector":     reflect.TypeFor[AddressVector](),
-	"UDSegment":         reflect.TypeFor[UDSegment](),
-	"RecvControl":       reflect.TypeFor[RecvControl](),
-	"CQE":               reflect.TypeFor[CQE](),
-	"CQArm":             reflect.TypeFor[CQArm](),
-	"EQE":               reflect.TypeFor[EQE](),
-	"CommandEntry":      reflect.TypeFor[CommandEntry](),
-	"CommandReply":      reflect.TypeFor[CommandReply](),
-	"QPContext":         reflect.TypeFor[QPContext](),
-	"QPStats":           reflect.TypeFor[QPStats](),
-	"CQContext":         reflect.TypeFor[CQContext](),
-	"EQContext":         reflect.TypeFor[EQContext](),
-	"SRQContext":        reflect.TypeFor[SRQContext](),
-	"KeyEntry":          reflect.TypeFor[KeyEntry](),
-	"KeyCacheLine":      reflect.TypeFor[KeyCacheLine](),
-	"RateLimit":         reflect.TypeFor[RateLimit](),
-	"PortContext":       reflect.TypeFor[PortContext](),
-	"RingContext":       reflect.TypeFor[RingContext](),
-	"TraceRecord":       reflect.TypeFor[TraceRecord](),
-	"CaptureRecord":     reflect.TypeFor[CaptureRecord](),
-	"HostGatherContext": reflect.TypeFor[HostGatherContext](),
-	"HostGatherRequest": reflect.TypeFor[HostGatherRequest](),
-	"HostGatherReply":   reflect.TypeFor[HostGatherReply](),
+var overlays = map[string]overlay{
+	"ControlSegment":    {reflect.TypeFor[ControlSegment](), func(b []byte) any { return ViewControlSegment(b) }},
+	"RemoteSegment":     {reflect.TypeFor[RemoteSegment](), func(b []byte) any { return ViewRemoteSegment(b) }},
+	"AtomicSegment":     {reflect.TypeFor[AtomicSegment](), func(b []byte) any { return ViewAtomicSegment(b) }},
+	"DataSegment":       {reflect.TypeFor[DataSegment](), func(b []byte) any { return ViewDataSegment(b) }},
+	"BindSegment":       {reflect.TypeFor[BindSegment](), func(b []byte) any { return ViewBindSegment(b) }},
+	"AddressVector":     {reflect.TypeFor[AddressVector](), func(b []byte) any { return ViewAddressVector(b) }},
+	"UDSegment":         {reflect.TypeFor[UDSegment](), func(b []byte) any { return ViewUDSegment(b) }},
+	"RecvControl":       {reflect.TypeFor[RecvControl](), func(b []byte) any { return ViewRecvControl(b) }},
+	"CQE":               {reflect.TypeFor[CQE](), func(b []byte) any { return ViewCQE(b) }},
+	"CQArm":             {reflect.TypeFor[CQArm](), func(b []byte) any { return ViewCQArm(b) }},
+	"EQE":               {reflect.TypeFor[EQE](), func(b []byte) any { return ViewEQE(b) }},
+	"CommandEntry":      {reflect.TypeFor[CommandEntry](), func(b []byte) any { return ViewCommandEntry(b) }},
+	"CommandReply":      {reflect.TypeFor[CommandReply](), func(b []byte) any { return ViewCommandReply(b) }},
+	"QPContext":         {reflect.TypeFor[QPContext](), func(b []byte) any { return ViewQPContext(b) }},
+	"QPStats":           {reflect.TypeFor[QPStats](), func(b []byte) any { return ViewQPStats(b) }},
+	"CQContext":         {reflect.TypeFor[CQContext](), func(b []byte) any { return ViewCQContext(b) }},
+	"EQContext":         {reflect.TypeFor[EQContext](), func(b []byte) any { return ViewEQContext(b) }},
+	"SRQContext":        {reflect.TypeFor[SRQContext](), func(b []byte) any { return ViewSRQContext(b) }},
+	"KeyEntry":          {reflect.TypeFor[KeyEntry](), func(b []byte) any { return ViewKeyEntry(b) }},
+	"KeyCacheLine":      {reflect.TypeFor[KeyCacheLine](), func(b []byte) any { return ViewKeyCacheLine(b) }},
+	"RateLimit":         {reflect.TypeFor[RateLimit](), func(b []byte) any { return ViewRateLimit(b) }},
+	"PortContext":       {reflect.TypeFor[PortContext](), func(b []byte) any { return ViewPortContext(b) }},
+	"RingContext":       {reflect.TypeFor[RingContext](), func(b []byte) any { return ViewRingContext(b) }},
+	"TraceRecord":       {reflect.TypeFor[TraceRecord](), func(b []byte) any { return ViewTraceRecord(b) }},
+	"CaptureRecord":     {reflect.TypeFor[CaptureRecord](), func(b []byte) any { return ViewCaptureRecord(b) }},
+	"HostGatherContext": {reflect.TypeFor[HostGatherContext](), func(b []byte) any { return ViewHostGatherContext(b) }},
+	"HostGatherRequest": {reflect.TypeFor[HostGatherRequest](), func(b []byte) any { return ViewHostGatherRequest(b) }},
+	"HostGatherReply":   {reflect.TypeFor[HostGatherReply](), func(b []byte) any { return ViewHostGatherReply(b) }},
 }
 
 // enumText gives an enum value's text, by the enum's name.
@@ -68,4 +74,38 @@ var enumText = map[string]func(uint64) string{
 	"ClockMode":       func(v uint64) string { return ClockMode(v).String() },
 	"RunMode":         func(v uint64) string { return RunMode(v).String() },
 	"WalkFault":       func(v uint64) string { return WalkFault(v).String() },
+}
+
+// enumValid says whether an enum defines a value, by the enum's name.
+var enumValid = map[string]func(uint64) bool{
+	"Engine":          func(v uint64) bool { return Engine(v).Valid() },
+	"Capability":      func(v uint64) bool { return Capability(v).Valid() },
+	"AtomicScope":     func(v uint64) bool { return AtomicScope(v).Valid() },
+	"Opcode":          func(v uint64) bool { return Opcode(v).Valid() },
+	"WQEFlag":         func(v uint64) bool { return WQEFlag(v).Valid() },
+	"CQEOpcode":       func(v uint64) bool { return CQEOpcode(v).Valid() },
+	"CQEFlag":         func(v uint64) bool { return CQEFlag(v).Valid() },
+	"Status":          func(v uint64) bool { return Status(v).Valid() },
+	"Reason":          func(v uint64) bool { return Reason(v).Valid() },
+	"QPState":         func(v uint64) bool { return QPState(v).Valid() },
+	"QPType":          func(v uint64) bool { return QPType(v).Valid() },
+	"MTU":             func(v uint64) bool { return MTU(v).Valid() },
+	"Access":          func(v uint64) bool { return Access(v).Valid() },
+	"KeyState":        func(v uint64) bool { return KeyState(v).Valid() },
+	"KeyType":         func(v uint64) bool { return KeyType(v).Valid() },
+	"Command":         func(v uint64) bool { return Command(v).Valid() },
+	"ListKind":        func(v uint64) bool { return ListKind(v).Valid() },
+	"CommandStatus":   func(v uint64) bool { return CommandStatus(v).Valid() },
+	"CommandSyndrome": func(v uint64) bool { return CommandSyndrome(v).Valid() },
+	"QPAttr":          func(v uint64) bool { return QPAttr(v).Valid() },
+	"EventType":       func(v uint64) bool { return EventType(v).Valid() },
+	"TraceKind":       func(v uint64) bool { return TraceKind(v).Valid() },
+	"Lookup":          func(v uint64) bool { return Lookup(v).Valid() },
+	"TraceFlag":       func(v uint64) bool { return TraceFlag(v).Valid() },
+	"Direction":       func(v uint64) bool { return Direction(v).Valid() },
+	"CaptureFlag":     func(v uint64) bool { return CaptureFlag(v).Valid() },
+	"LinkState":       func(v uint64) bool { return LinkState(v).Valid() },
+	"ClockMode":       func(v uint64) bool { return ClockMode(v).Valid() },
+	"RunMode":         func(v uint64) bool { return RunMode(v).Valid() },
+	"WalkFault":       func(v uint64) bool { return WalkFault(v).Valid() },
 }

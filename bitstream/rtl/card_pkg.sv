@@ -18,13 +18,13 @@ package card_pkg;
 
   // Registers: identity, control, port, counters, debug page, MSI-X table and PBA. Trapped on the soft
   // card.
-  localparam int unsigned BAR_CTRL = 0;
+  localparam logic [31:0] BAR_CTRL = 32'd0;
   localparam logic [63:0] BAR_CTRL_SIZE = 64'h10000;
   // Doorbell pages, mapped. Page 0 is the doorbell domain's page; every queue has a page of its own.
-  localparam int unsigned BAR_DOORBELL = 2;
+  localparam logic [31:0] BAR_DOORBELL = 32'd2;
   localparam logic [63:0] BAR_DOORBELL_SIZE = 64'h4000000;
   // Window on the key table, 64 bytes an index, mapped.
-  localparam int unsigned BAR_KEYTABLE = 4;
+  localparam logic [31:0] BAR_KEYTABLE = 32'd4;
   localparam logic [63:0] BAR_KEYTABLE_SIZE = 64'h4000000;
 
   // Offset of the MSI-X table in BAR CTRL.
@@ -410,7 +410,7 @@ package card_pkg;
   } walk_fault_e;
 
   // ControlSegment: First segment of every send WQE.
-  localparam int unsigned CONTROL_SEGMENT_SIZE = 16;
+  localparam logic [31:0] CONTROL_SEGMENT_SIZE = 32'd16;
   typedef struct packed {
     logic [15:0] reserved_14; // 0x0e
     logic [15:0] inline_length; // 0x0c Payload bytes in the WQE, with flag INLINE; else 0.
@@ -423,7 +423,7 @@ package card_pkg;
   } control_segment_t;
 
   // RemoteSegment: Remote address, after the control segment of RDMA WRITE, RDMA READ and atomics.
-  localparam int unsigned REMOTE_SEGMENT_SIZE = 16;
+  localparam logic [31:0] REMOTE_SEGMENT_SIZE = 32'd16;
   typedef struct packed {
     logic [31:0] reserved_12; // 0x0c
     logic [31:0] rkey; // 0x08 R_Key of the far end.
@@ -431,14 +431,14 @@ package card_pkg;
   } remote_segment_t;
 
   // AtomicSegment: Operands, after the remote segment of atomics.
-  localparam int unsigned ATOMIC_SEGMENT_SIZE = 16;
+  localparam logic [31:0] ATOMIC_SEGMENT_SIZE = 32'd16;
   typedef struct packed {
     logic [63:0] compare; // 0x08 Value to compare with; 0 for fetch and add.
     logic [63:0] swap_add; // 0x00 Value to swap in, or to add.
   } atomic_segment_t;
 
   // DataSegment: One scatter-gather entry.
-  localparam int unsigned DATA_SEGMENT_SIZE = 16;
+  localparam logic [31:0] DATA_SEGMENT_SIZE = 32'd16;
   typedef struct packed {
     logic [31:0] lkey; // 0x0c L_Key: index << 8 | tag.
     logic [31:0] length; // 0x08 Bytes; 0 is passed over without a lookup (rule G12).
@@ -446,7 +446,7 @@ package card_pkg;
   } data_segment_t;
 
   // BindSegment: After the control segment of BIND_MW.
-  localparam int unsigned BIND_SEGMENT_SIZE = 32;
+  localparam logic [31:0] BIND_SEGMENT_SIZE = 32'd32;
   typedef struct packed {
     logic [31:0] reserved_28; // 0x1c
     logic [15:0] reserved_26; // 0x1a
@@ -466,7 +466,7 @@ package card_pkg;
   } address_vector_vlan_t;
 
   // AddressVector: The way to a peer.
-  localparam int unsigned ADDRESS_VECTOR_SIZE = 48;
+  localparam logic [31:0] ADDRESS_VECTOR_SIZE = 32'd48;
   typedef struct packed {
     logic [95:0] reserved_36; // 0x24
     logic [15:0] reserved_34; // 0x22
@@ -477,12 +477,12 @@ package card_pkg;
     logic [15:0] udp_source_port; // 0x1c UDP source port; 0: derived from flow label and QPNs.
     logic [31:0] flow_label; // 0x18 Flow label; selects the UDP source port.
     address_vector_vlan_t vlan; // 0x16 802.1Q tag.
-    logic [5:0][7:0] dmac; // 0x10 Peer's MAC.
-    logic [15:0][7:0] dgid; // 0x00 Destination GID: an IPv6 address, or ::ffff:a.b.c.d.
+    logic [47:0] dmac; // 0x10 Peer's MAC.
+    logic [127:0] dgid; // 0x00 Destination GID: an IPv6 address, or ::ffff:a.b.c.d.
   } address_vector_t;
 
   // UDSegment: After the control segment of UD SENDs.
-  localparam int unsigned UD_SEGMENT_SIZE = 64;
+  localparam logic [31:0] UD_SEGMENT_SIZE = 32'd64;
   typedef struct packed {
     logic [63:0] reserved_56; // 0x38
     logic [31:0] qkey; // 0x34 Q_Key.
@@ -491,7 +491,7 @@ package card_pkg;
   } ud_segment_t;
 
   // RecvControl: First segment of every receive WQE; its data segments follow, to the ring's stride.
-  localparam int unsigned RECV_CONTROL_SIZE = 16;
+  localparam logic [31:0] RECV_CONTROL_SIZE = 32'd16;
   typedef struct packed {
     logic [63:0] reserved_8; // 0x08
     logic [31:0] index; // 0x04 Absolute number of this receive in its queue; a card refuses another as malformed.
@@ -507,13 +507,13 @@ package card_pkg;
   } cqe_owner_t;
 
   // CQE: Completion queue entry, written after its payload, the owner word last.
-  localparam int unsigned CQE_SIZE = 64;
+  localparam logic [31:0] CQE_SIZE = 32'd64;
   typedef struct packed {
     cqe_owner_t owner; // 0x3c Owner word, stored last.
     logic [31:0] reserved_56; // 0x38
     logic [63:0] time_; // 0x30 Card time in ns.
     logic [15:0] vlan; // 0x2e 802.1Q tag as AddressVector.vlan (UD).
-    logic [5:0][7:0] smac; // 0x28 Source MAC (UD).
+    logic [47:0] smac; // 0x28 Source MAC (UD).
     logic [31:0] src_qpn; // 0x24 Source QPN (UD).
     logic [15:0] pkey_index; // 0x22 P_Key index (UD).
     logic [7:0] aeth_syndrome; // 0x21 AETH syndrome that ended the request, with reason REMOTE_NAK or RNR.
@@ -541,7 +541,7 @@ package card_pkg;
 
   // CQArm: Arm word of a CQ. The card fires once for each sequence number, when a CQE at or after ci is
   // there.
-  localparam int unsigned CQ_ARM_SIZE = 4;
+  localparam logic [31:0] CQ_ARM_SIZE = 32'd4;
   typedef struct packed {
     cq_arm_word_t word; // 0x00 Arm word.
   } cq_arm_t;
@@ -553,7 +553,7 @@ package card_pkg;
   } eqe_owner_t;
 
   // EQE: Event queue entry, the owner word last.
-  localparam int unsigned EQE_SIZE = 32;
+  localparam logic [31:0] EQE_SIZE = 32'd32;
   typedef struct packed {
     eqe_owner_t owner; // 0x1c Owner word, stored last.
     logic [31:0] reserved_24; // 0x18
@@ -567,7 +567,7 @@ package card_pkg;
   } eqe_t;
 
   // CommandEntry: Entry of the command ring.
-  localparam int unsigned COMMAND_ENTRY_SIZE = 64;
+  localparam logic [31:0] COMMAND_ENTRY_SIZE = 32'd64;
   typedef struct packed {
     logic [191:0] reserved_40; // 0x28
     logic [31:0] out_length; // 0x24 Bytes of the output mailbox; more is not written.
@@ -589,7 +589,7 @@ package card_pkg;
 
   // CommandReply: Entry of the reply ring, in the order of completion; an ordered DMA write, the owner
   // word last.
-  localparam int unsigned COMMAND_REPLY_SIZE = 64;
+  localparam logic [31:0] COMMAND_REPLY_SIZE = 32'd64;
   typedef struct packed {
     command_reply_owner_t owner; // 0x3c Owner word, stored last.
     logic [31:0] reserved_56; // 0x38
@@ -606,7 +606,7 @@ package card_pkg;
   } command_reply_t;
 
   // QPContext: Context of a QP, in CREATE_QP, MODIFY_QP and QUERY_QP.
-  localparam int unsigned QP_CONTEXT_SIZE = 192;
+  localparam logic [31:0] QP_CONTEXT_SIZE = 32'd192;
   typedef struct packed {
     logic [255:0] reserved_160; // 0xa0
     logic [31:0] error_key; // 0x9c QUERY: its key.
@@ -657,7 +657,7 @@ package card_pkg;
   } qp_context_t;
 
   // QPStats: Counters of a QP, behind its context in QUERY_QP.
-  localparam int unsigned QP_STATS_SIZE = 128;
+  localparam logic [31:0] QP_STATS_SIZE = 32'd128;
   typedef struct packed {
     logic [63:0] sequence_errors; // 0x78 Sequence NAKs sent.
     logic [63:0] duplicates; // 0x70 Duplicate requests received.
@@ -678,7 +678,7 @@ package card_pkg;
   } qp_stats_t;
 
   // CQContext: Context of a CQ.
-  localparam int unsigned CQ_CONTEXT_SIZE = 64;
+  localparam logic [31:0] CQ_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [255:0] reserved_32; // 0x20
     logic [31:0] users; // 0x1c QUERY: queues that complete here.
@@ -693,20 +693,20 @@ package card_pkg;
   } cq_context_t;
 
   // EQContext: Context of an EQ.
-  localparam int unsigned EQ_CONTEXT_SIZE = 64;
+  localparam logic [31:0] EQ_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [319:0] reserved_24; // 0x18
     logic [31:0] lost; // 0x14 QUERY: events lost since the last EQ_OVERFLOW.
     logic [31:0] producer; // 0x10 QUERY: EQEs written.
     logic [7:0] async; // 0x0f 1: async events go here (one EQ has it).
     logic [7:0] log_entries; // 0x0e log2 of the entries.
-    logic [15:0] vector; // 0x0c MSI-X vector.
+    logic [15:0] vector_; // 0x0c MSI-X vector.
     logic [31:0] doorbell; // 0x08 Offset in BAR DOORBELL of its consumer index.
     logic [63:0] iova; // 0x00 Ring of EQEs, 4 KiB-aligned.
   } eq_context_t;
 
   // SRQContext: Context of an SRQ.
-  localparam int unsigned SRQ_CONTEXT_SIZE = 64;
+  localparam logic [31:0] SRQ_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [319:0] reserved_24; // 0x18
     logic [31:0] reserved_20; // 0x14
@@ -730,7 +730,7 @@ package card_pkg;
   } key_entry_valid_t;
 
   // KeyEntry: Entry of the key table. The valid word is stored last, cleared first.
-  localparam int unsigned KEY_ENTRY_SIZE = 64;
+  localparam logic [31:0] KEY_ENTRY_SIZE = 32'd64;
   typedef struct packed {
     key_entry_valid_t valid; // 0x3c Valid word.
     logic [31:0] reserved_56; // 0x38
@@ -745,7 +745,7 @@ package card_pkg;
   } key_entry_t;
 
   // KeyCacheLine: A line of the key cache, for the scrub.
-  localparam int unsigned KEY_CACHE_LINE_SIZE = 128;
+  localparam logic [31:0] KEY_CACHE_LINE_SIZE = 32'd128;
   typedef struct packed {
     logic [447:0] reserved_72; // 0x48
     logic [15:0] reserved_70; // 0x46
@@ -756,7 +756,7 @@ package card_pkg;
   } key_cache_line_t;
 
   // RateLimit: Rate-limit entry (rules G15, G16).
-  localparam int unsigned RATE_LIMIT_SIZE = 64;
+  localparam logic [31:0] RATE_LIMIT_SIZE = 32'd64;
   typedef struct packed {
     logic [383:0] reserved_16; // 0x10
     logic [31:0] tokens; // 0x0c QUERY: bytes in the bucket.
@@ -765,11 +765,11 @@ package card_pkg;
   } rate_limit_t;
 
   // PortContext: The port.
-  localparam int unsigned PORT_CONTEXT_SIZE = 512;
+  localparam logic [31:0] PORT_CONTEXT_SIZE = 32'd512;
   typedef struct packed {
     logic [1535:0] reserved_320; // 0x140
-    logic [255:0][7:0] gid; // 0x40 GID table, 16 entries of 16 bytes.
-    logic [15:0][15:0] pkey; // 0x20 P_Key table.
+    logic [2047:0] gid; // 0x40 GID table, 16 entries of 16 bytes.
+    logic [255:0] pkey; // 0x20 P_Key table.
     logic [127:0] reserved_16; // 0x10
     mtu_e max_mtu; // 0x0f QUERY: largest path MTU the card has room for.
     logic [7:0] pkey_count; // 0x0e P_Keys in the table.
@@ -777,11 +777,11 @@ package card_pkg;
     logic [31:0] speed; // 0x08 QUERY: Mbit/s.
     mtu_e active_mtu; // 0x07 Largest path MTU in use.
     link_state_e link; // 0x06 QUERY: state.
-    logic [5:0][7:0] mac; // 0x00 MAC.
+    logic [47:0] mac; // 0x00 MAC.
   } port_context_t;
 
   // RingContext: A trace or capture ring.
-  localparam int unsigned RING_CONTEXT_SIZE = 64;
+  localparam logic [31:0] RING_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [383:0] reserved_16; // 0x10
     logic [31:0] qpn; // 0x0c QP to watch.
@@ -799,7 +799,7 @@ package card_pkg;
   } trace_record_owner_t;
 
   // TraceRecord: A step of a walk (rule G22), the owner word last.
-  localparam int unsigned TRACE_RECORD_SIZE = 64;
+  localparam logic [31:0] TRACE_RECORD_SIZE = 32'd64;
   typedef struct packed {
     trace_record_owner_t owner; // 0x3c Owner word, stored last.
     logic [31:0] lost; // 0x38 Records that did not fit since the one before.
@@ -831,7 +831,7 @@ package card_pkg;
   } capture_record_owner_t;
 
   // CaptureRecord: Head of a capture slot; the frame's bytes follow it.
-  localparam int unsigned CAPTURE_RECORD_SIZE = 64;
+  localparam logic [31:0] CAPTURE_RECORD_SIZE = 32'd64;
   typedef struct packed {
     capture_record_owner_t owner; // 0x3c Owner word, stored last.
     logic [31:0] reserved_56; // 0x38
@@ -849,11 +849,11 @@ package card_pkg;
 
   // HostGatherContext: Rings of the host gather. Request slots of 2 KiB, reply slots of 64 bytes, as
   // many of each.
-  localparam int unsigned HOST_GATHER_CONTEXT_SIZE = 64;
+  localparam logic [31:0] HOST_GATHER_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [255:0] reserved_32; // 0x20
     logic [31:0] reserved_28; // 0x1c
-    logic [15:0] vector; // 0x1a MSI-X vector for requests.
+    logic [15:0] vector_; // 0x1a MSI-X vector for requests.
     logic [7:0] log_entries; // 0x19 log2 of the entries of both rings and of the staging slots.
     logic [7:0] staging_log_stride; // 0x18 log2 of bytes a staging slot.
     logic [63:0] staging_iova; // 0x10 Staging slots, the card reads payload from them.
@@ -868,7 +868,7 @@ package card_pkg;
   } host_gather_request_owner_t;
 
   // HostGatherRequest: A packet to gather; its data segments follow it in the slot.
-  localparam int unsigned HOST_GATHER_REQUEST_SIZE = 64;
+  localparam logic [31:0] HOST_GATHER_REQUEST_SIZE = 32'd64;
   typedef struct packed {
     host_gather_request_owner_t owner; // 0x3c Owner word, stored last.
     logic [159:0] reserved_40; // 0x28
@@ -893,7 +893,7 @@ package card_pkg;
   } host_gather_reply_owner_t;
 
   // HostGatherReply: Answer to a request.
-  localparam int unsigned HOST_GATHER_REPLY_SIZE = 64;
+  localparam logic [31:0] HOST_GATHER_REPLY_SIZE = 32'd64;
   typedef struct packed {
     host_gather_reply_owner_t owner; // 0x3c Owner word, stored last.
     logic [255:0] reserved_28; // 0x1c
@@ -1017,13 +1017,13 @@ package card_pkg;
   // ro: SHA-256 of the bitstream; zero on the soft card.
   localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST = 32'h000000a0;
   localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST_RESET = 32'h0;
-  localparam int unsigned REG_IDENT_BITSTREAM_DIGEST_COUNT = 8;
-  localparam int unsigned REG_IDENT_BITSTREAM_DIGEST_STRIDE = 4;
+  localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST_COUNT = 32'd8;
+  localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST_STRIDE = 32'd4;
   // ro: Name, UTF-8, zero-filled.
   localparam logic [31:0] REG_IDENT_CARD_NAME = 32'h000000c0;
   localparam logic [31:0] REG_IDENT_CARD_NAME_RESET = 32'h0;
-  localparam int unsigned REG_IDENT_CARD_NAME_COUNT = 8;
-  localparam int unsigned REG_IDENT_CARD_NAME_STRIDE = 4;
+  localparam logic [31:0] REG_IDENT_CARD_NAME_COUNT = 32'd8;
+  localparam logic [31:0] REG_IDENT_CARD_NAME_STRIDE = 32'd4;
 
   // A value of IDENT.VERSION.
   typedef struct packed {
@@ -1115,8 +1115,8 @@ package card_pkg;
   // ro: GID 0, first byte lowest.
   localparam logic [31:0] REG_PORT_GID0 = 32'h00004020;
   localparam logic [31:0] REG_PORT_GID0_RESET = 32'h0;
-  localparam int unsigned REG_PORT_GID0_COUNT = 4;
-  localparam int unsigned REG_PORT_GID0_STRIDE = 4;
+  localparam logic [31:0] REG_PORT_GID0_COUNT = 32'd4;
+  localparam logic [31:0] REG_PORT_GID0_STRIDE = 32'd4;
 
   // Block COUNTERS of BAR CTRL: Counters of 64 bits. Reading the low half latches the high one.
   localparam logic [31:0] BLOCK_COUNTERS = 32'h00005000;

@@ -372,17 +372,22 @@ func enumText(e *enum) string {
 	return fmt.Sprintf("func(v uint64) string { return %s(v).String() }", e.Name)
 }
 
-// goTestFile gives hw/card_gen_test.go: the types by name, for the layout tests.
+// goTestFile gives hw/card_gen_test.go: the types and views by name, for the layout tests.
 func (c *card) goTestFile() ([]byte, error) {
 	w := &writer{}
 	w.p("// %s\n\npackage hw\n\nimport \"reflect\"\n", marker)
-	w.p("// overlays are the overlay structures by their names in card.yaml.\nvar overlays = map[string]reflect.Type{")
+	w.p("// An overlay is a structure's type and its view.\ntype overlay struct {\n\ttyp reflect.Type\n\tview func([]byte) any\n}\n")
+	w.p("// overlays are the overlay structures by their names in card.yaml.\nvar overlays = map[string]overlay{")
 	for i := range c.Structs {
-		w.p("\t%q: reflect.TypeFor[%[1]s](),", c.Structs[i].Name)
+		w.p("\t%q: {reflect.TypeFor[%[2]s](), func(b []byte) any { return View%[2]s(b) }},", c.Structs[i].Name, c.Structs[i].Name)
 	}
 	w.p("}\n\n// enumText gives an enum value's text, by the enum's name.\nvar enumText = map[string]func(uint64) string{")
 	for i := range c.Enums {
 		w.p("\t%q: %s,", c.Enums[i].Name, enumText(&c.Enums[i]))
+	}
+	w.p("}\n\n// enumValid says whether an enum defines a value, by the enum's name.\nvar enumValid = map[string]func(uint64) bool{")
+	for i := range c.Enums {
+		w.p("\t%q: func(v uint64) bool { return %[2]s(v).Valid() },", c.Enums[i].Name, c.Enums[i].Name)
 	}
 	w.p("}")
 	return format.Source(w.Bytes())

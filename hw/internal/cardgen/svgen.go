@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// svKeywords are the reserved words of IEEE 1800-2017, Annex B, that a field may be named.
-// Such a field gets an underscore behind its name.
+// svKeywords are the reserved words of IEEE 1800-2017, Annex B, that a field may be named, and
+// words of C++ that Verilator warns of. Such a field gets an underscore behind its name.
 var svKeywords = func() map[string]bool {
 	m := map[string]bool{}
 	for w := range strings.FieldsSeq(`
@@ -20,7 +20,8 @@ var svKeywords = func() map[string]bool {
 		pull0 pull1 pullup pure rand randc real ref reg reject_on release repeat restrict return scalared sequence shortint signed small
 		soft solve specify static string strong struct super supply0 supply1 table tagged task this throughout time timeprecision
 		timeunit tran tri trigger type typedef union unique unsigned until untyped use var vectored virtual void wait wand weak while
-		wildcard wire with within wor xnor xor`) {
+		wildcard wire with within wor xnor xor
+		bool catch char delete double float friend long operator short template try vector`) {
 		m[w] = true
 	}
 	return m
@@ -58,7 +59,7 @@ func (c *card) svFile() ([]byte, error) {
 	w.p("  localparam logic [15:0] PCI_SUBSYSTEM_VENDOR_ID = 16'h%04x;\n  localparam logic [15:0] PCI_SUBSYSTEM_ID = 16'h%04x;\n", c.PCI.SubsystemVendor, c.PCI.Subsystem)
 	for _, b := range c.Bars {
 		w.doc("  // ", b.Doc)
-		w.p("  localparam int unsigned BAR_%s = %d;\n  localparam logic [63:0] BAR_%[1]s_SIZE = 64'h%[3]x;", b.Name, b.Index, b.Size)
+		w.p("  localparam logic [31:0] BAR_%s = 32'd%d;\n  localparam logic [63:0] BAR_%[1]s_SIZE = 64'h%[3]x;", b.Name, b.Index, b.Size)
 	}
 	w.p("")
 	for _, k := range c.Constants {
@@ -105,14 +106,12 @@ func svEnum(w *writer, e *enum) {
 
 func (f *field) svType(owner string) string {
 	switch {
-	case f.sub != nil && f.count > 0:
-		return fmt.Sprintf("%s_t [%d:0]", snake(f.sub.Name), f.count-1)
+	case f.count > 0: // flat, since yosys takes one dimension only; element 0 is lowest, as in memory
+		return logic(int(f.size()) * 8)
 	case f.sub != nil:
 		return snake(f.sub.Name) + "_t"
 	case len(f.Bits) != 0:
 		return fmt.Sprintf("%s_%s_t", owner, f.Name)
-	case f.count > 0: // element 0 is lowest, as in memory
-		return fmt.Sprintf("logic [%d:0][%d:0]", f.count-1, f.bits-1)
 	case f.enum != nil && !f.enum.Flags:
 		return snake(f.enum.Name) + "_e"
 	}
@@ -128,7 +127,7 @@ func svStruct(w *writer, s *structure) {
 	}
 	w.p("")
 	w.doc("  // ", s.Name+": "+s.Doc)
-	w.p("  localparam int unsigned %s_SIZE = %d;\n  typedef struct packed {", strings.ToUpper(name), s.Size)
+	w.p("  localparam logic [31:0] %s_SIZE = 32'd%d;\n  typedef struct packed {", strings.ToUpper(name), s.Size)
 	for _, p := range slices.Backward(s.layout) {
 		if p.field == nil {
 			w.p("    %s reserved_%d; // 0x%02x", logic(p.bits*int(p.count)), p.offset, p.offset)
@@ -173,7 +172,7 @@ func svBlock(w *writer, b *block) {
 		w.p("  localparam logic [31:0] %s = 32'h%08x;", n, b.Offset+r.Offset)
 		w.p("  localparam logic [%d:0] %s_RESET = %d'h%x;", r.Width-1, n, r.Width, r.Reset)
 		if r.Count > 0 {
-			w.p("  localparam int unsigned %s_COUNT = %d;\n  localparam int unsigned %[1]s_STRIDE = %[3]d;", n, r.Count, r.Stride)
+			w.p("  localparam logic [31:0] %s_COUNT = 32'd%d;\n  localparam logic [31:0] %[1]s_STRIDE = 32'd%[3]d;", n, r.Count, r.Stride)
 		}
 	}
 	for i := range b.Regs {
