@@ -4,42 +4,42 @@ package hw
 
 import "reflect"
 
-// An overlay is a structure's type and its view.
+// An overlay is a structure's type and its views.
 type overlay struct {
-	typ  reflect.Type
-	view func([]byte) any
+	typ         reflect.Type
+	view, slice func([]byte) any
 }
 
 // overlays are the overlay structures by their names in card.yaml.
 var overlays = map[string]overlay{
-	"ControlSegment":    {reflect.TypeFor[ControlSegment](), func(b []byte) any { return ViewControlSegment(b) }},
-	"RemoteSegment":     {reflect.TypeFor[RemoteSegment](), func(b []byte) any { return ViewRemoteSegment(b) }},
-	"AtomicSegment":     {reflect.TypeFor[AtomicSegment](), func(b []byte) any { return ViewAtomicSegment(b) }},
-	"DataSegment":       {reflect.TypeFor[DataSegment](), func(b []byte) any { return ViewDataSegment(b) }},
-	"BindSegment":       {reflect.TypeFor[BindSegment](), func(b []byte) any { return ViewBindSegment(b) }},
-	"AddressVector":     {reflect.TypeFor[AddressVector](), func(b []byte) any { return ViewAddressVector(b) }},
-	"UDSegment":         {reflect.TypeFor[UDSegment](), func(b []byte) any { return ViewUDSegment(b) }},
-	"RecvControl":       {reflect.TypeFor[RecvControl](), func(b []byte) any { return ViewRecvControl(b) }},
-	"CQE":               {reflect.TypeFor[CQE](), func(b []byte) any { return ViewCQE(b) }},
-	"CQArm":             {reflect.TypeFor[CQArm](), func(b []byte) any { return ViewCQArm(b) }},
-	"EQE":               {reflect.TypeFor[EQE](), func(b []byte) any { return ViewEQE(b) }},
-	"CommandEntry":      {reflect.TypeFor[CommandEntry](), func(b []byte) any { return ViewCommandEntry(b) }},
-	"CommandReply":      {reflect.TypeFor[CommandReply](), func(b []byte) any { return ViewCommandReply(b) }},
-	"QPContext":         {reflect.TypeFor[QPContext](), func(b []byte) any { return ViewQPContext(b) }},
-	"QPStats":           {reflect.TypeFor[QPStats](), func(b []byte) any { return ViewQPStats(b) }},
-	"CQContext":         {reflect.TypeFor[CQContext](), func(b []byte) any { return ViewCQContext(b) }},
-	"EQContext":         {reflect.TypeFor[EQContext](), func(b []byte) any { return ViewEQContext(b) }},
-	"SRQContext":        {reflect.TypeFor[SRQContext](), func(b []byte) any { return ViewSRQContext(b) }},
-	"KeyEntry":          {reflect.TypeFor[KeyEntry](), func(b []byte) any { return ViewKeyEntry(b) }},
-	"KeyCacheLine":      {reflect.TypeFor[KeyCacheLine](), func(b []byte) any { return ViewKeyCacheLine(b) }},
-	"RateLimit":         {reflect.TypeFor[RateLimit](), func(b []byte) any { return ViewRateLimit(b) }},
-	"PortContext":       {reflect.TypeFor[PortContext](), func(b []byte) any { return ViewPortContext(b) }},
-	"RingContext":       {reflect.TypeFor[RingContext](), func(b []byte) any { return ViewRingContext(b) }},
-	"TraceRecord":       {reflect.TypeFor[TraceRecord](), func(b []byte) any { return ViewTraceRecord(b) }},
-	"CaptureRecord":     {reflect.TypeFor[CaptureRecord](), func(b []byte) any { return ViewCaptureRecord(b) }},
-	"HostGatherContext": {reflect.TypeFor[HostGatherContext](), func(b []byte) any { return ViewHostGatherContext(b) }},
-	"HostGatherRequest": {reflect.TypeFor[HostGatherRequest](), func(b []byte) any { return ViewHostGatherRequest(b) }},
-	"HostGatherReply":   {reflect.TypeFor[HostGatherReply](), func(b []byte) any { return ViewHostGatherReply(b) }},
+	"ControlSegment":    {reflect.TypeFor[ControlSegment](), func(b []byte) any { return ViewControlSegment(b) }, func(b []byte) any { return SliceControlSegment(b) }},
+	"RemoteSegment":     {reflect.TypeFor[RemoteSegment](), func(b []byte) any { return ViewRemoteSegment(b) }, func(b []byte) any { return SliceRemoteSegment(b) }},
+	"AtomicSegment":     {reflect.TypeFor[AtomicSegment](), func(b []byte) any { return ViewAtomicSegment(b) }, func(b []byte) any { return SliceAtomicSegment(b) }},
+	"DataSegment":       {reflect.TypeFor[DataSegment](), func(b []byte) any { return ViewDataSegment(b) }, func(b []byte) any { return SliceDataSegment(b) }},
+	"BindSegment":       {reflect.TypeFor[BindSegment](), func(b []byte) any { return ViewBindSegment(b) }, func(b []byte) any { return SliceBindSegment(b) }},
+	"AddressVector":     {reflect.TypeFor[AddressVector](), func(b []byte) any { return ViewAddressVector(b) }, func(b []byte) any { return SliceAddressVector(b) }},
+	"UDSegment":         {reflect.TypeFor[UDSegment](), func(b []byte) any { return ViewUDSegment(b) }, func(b []byte) any { return SliceUDSegment(b) }},
+	"RecvControl":       {reflect.TypeFor[RecvControl](), func(b []byte) any { return ViewRecvControl(b) }, func(b []byte) any { return SliceRecvControl(b) }},
+	"CQE":               {reflect.TypeFor[CQE](), func(b []byte) any { return ViewCQE(b) }, func(b []byte) any { return SliceCQE(b) }},
+	"CQArm":             {reflect.TypeFor[CQArm](), func(b []byte) any { return ViewCQArm(b) }, func(b []byte) any { return SliceCQArm(b) }},
+	"EQE":               {reflect.TypeFor[EQE](), func(b []byte) any { return ViewEQE(b) }, func(b []byte) any { return SliceEQE(b) }},
+	"CommandEntry":      {reflect.TypeFor[CommandEntry](), func(b []byte) any { return ViewCommandEntry(b) }, func(b []byte) any { return SliceCommandEntry(b) }},
+	"CommandReply":      {reflect.TypeFor[CommandReply](), func(b []byte) any { return ViewCommandReply(b) }, func(b []byte) any { return SliceCommandReply(b) }},
+	"QPContext":         {reflect.TypeFor[QPContext](), func(b []byte) any { return ViewQPContext(b) }, func(b []byte) any { return SliceQPContext(b) }},
+	"QPStats":           {reflect.TypeFor[QPStats](), func(b []byte) any { return ViewQPStats(b) }, func(b []byte) any { return SliceQPStats(b) }},
+	"CQContext":         {reflect.TypeFor[CQContext](), func(b []byte) any { return ViewCQContext(b) }, func(b []byte) any { return SliceCQContext(b) }},
+	"EQContext":         {reflect.TypeFor[EQContext](), func(b []byte) any { return ViewEQContext(b) }, func(b []byte) any { return SliceEQContext(b) }},
+	"SRQContext":        {reflect.TypeFor[SRQContext](), func(b []byte) any { return ViewSRQContext(b) }, func(b []byte) any { return SliceSRQContext(b) }},
+	"KeyEntry":          {reflect.TypeFor[KeyEntry](), func(b []byte) any { return ViewKeyEntry(b) }, func(b []byte) any { return SliceKeyEntry(b) }},
+	"KeyCacheLine":      {reflect.TypeFor[KeyCacheLine](), func(b []byte) any { return ViewKeyCacheLine(b) }, func(b []byte) any { return SliceKeyCacheLine(b) }},
+	"RateLimit":         {reflect.TypeFor[RateLimit](), func(b []byte) any { return ViewRateLimit(b) }, func(b []byte) any { return SliceRateLimit(b) }},
+	"PortContext":       {reflect.TypeFor[PortContext](), func(b []byte) any { return ViewPortContext(b) }, func(b []byte) any { return SlicePortContext(b) }},
+	"RingContext":       {reflect.TypeFor[RingContext](), func(b []byte) any { return ViewRingContext(b) }, func(b []byte) any { return SliceRingContext(b) }},
+	"TraceRecord":       {reflect.TypeFor[TraceRecord](), func(b []byte) any { return ViewTraceRecord(b) }, func(b []byte) any { return SliceTraceRecord(b) }},
+	"CaptureRecord":     {reflect.TypeFor[CaptureRecord](), func(b []byte) any { return ViewCaptureRecord(b) }, func(b []byte) any { return SliceCaptureRecord(b) }},
+	"HostGatherContext": {reflect.TypeFor[HostGatherContext](), func(b []byte) any { return ViewHostGatherContext(b) }, func(b []byte) any { return SliceHostGatherContext(b) }},
+	"HostGatherRequest": {reflect.TypeFor[HostGatherRequest](), func(b []byte) any { return ViewHostGatherRequest(b) }, func(b []byte) any { return SliceHostGatherRequest(b) }},
+	"HostGatherReply":   {reflect.TypeFor[HostGatherReply](), func(b []byte) any { return ViewHostGatherReply(b) }, func(b []byte) any { return SliceHostGatherReply(b) }},
 }
 
 // enumText gives an enum value's text, by the enum's name.

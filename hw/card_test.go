@@ -304,6 +304,15 @@ func TestViews(t *testing.T) {
 		if align > 1 && !reflect.ValueOf(o.view(memory[1:])).IsNil() {
 			t.Errorf("%s: a view of memory that is not aligned", name)
 		}
+		ring := reflect.ValueOf(o.slice(memory[:len(memory)-1]))
+		if n := (len(memory) - 1) / size; ring.Len() != n {
+			t.Errorf("%s: a slice of %d, want %d", name, ring.Len(), n)
+		} else if n > 1 && ring.Index(1).Addr().Pointer() != uintptr(unsafe.Pointer(&memory[size])) {
+			t.Errorf("%s: the slice's second entry does not lie behind the first", name)
+		}
+		if align > 1 && !reflect.ValueOf(o.slice(memory[1:])).IsNil() {
+			t.Errorf("%s: a slice of memory that is not aligned", name)
+		}
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		v := ViewCQE(memory)

@@ -2,10 +2,10 @@
 // in host memory, and its registers. All of it is generated from card.yaml; the
 // SystemVerilog package bitstream/rtl/card_pkg.sv and docs/card.md come from the same file.
 //
-// The structures are overlays: ViewX lays one over the bytes of a ring or a mailbox, without a
-// copy, and SliceX as many as there are. Memory that the other side may write is read once: copy it into a local structure by
-// copy(x.AsBytes(), b), then look at it. A word that orders others (an owner word, a valid word, a
-// doorbell) is loaded and stored through rnic/hw/mmio by the field's address.
+// The structures are overlays: ViewX lays one over the bytes of a mailbox, SliceX as many as a
+// ring holds, without a copy. Memory that the other side may write is read once: copy it into a
+// local structure by copy(x.AsBytes(), b), then look at it. A word that orders others (an owner
+// word, a valid word, a doorbell) is loaded and stored through rnic/hw/mmio by the field's address.
 package hw
 
 import "strconv"

@@ -376,10 +376,10 @@ func enumText(e *enum) string {
 func (c *card) goTestFile() ([]byte, error) {
 	w := &writer{}
 	w.p("// %s\n\npackage hw\n\nimport \"reflect\"\n", marker)
-	w.p("// An overlay is a structure's type and its view.\ntype overlay struct {\n\ttyp reflect.Type\n\tview func([]byte) any\n}\n")
+	w.p("// An overlay is a structure's type and its views.\ntype overlay struct {\n\ttyp reflect.Type\n\tview, slice func([]byte) any\n}\n")
 	w.p("// overlays are the overlay structures by their names in card.yaml.\nvar overlays = map[string]overlay{")
 	for i := range c.Structs {
-		w.p("\t%q: {reflect.TypeFor[%[2]s](), func(b []byte) any { return View%[2]s(b) }},", c.Structs[i].Name, c.Structs[i].Name)
+		w.p("\t%q: {reflect.TypeFor[%[2]s](), func(b []byte) any { return View%[2]s(b) }, func(b []byte) any { return Slice%[2]s(b) }},", c.Structs[i].Name, c.Structs[i].Name)
 	}
 	w.p("}\n\n// enumText gives an enum value's text, by the enum's name.\nvar enumText = map[string]func(uint64) string{")
 	for i := range c.Enums {

@@ -64,6 +64,7 @@ func (c *card) validate(ps *problems) {
 		k.ident(s.Line, s.Name+"Size")
 		k.ident(s.Line, s.Name+"Align")
 		k.ident(s.Line, "View"+s.Name)
+		k.ident(s.Line, "Slice"+s.Name)
 		k.structs[s.Name] = s
 	}
 	state := map[*structure]int{}
