@@ -37,6 +37,7 @@ func NewMapping(size uint64, areas []Area, fd int, base uint64, writable bool) (
 		return nil, fail(fmt.Sprintf("of %#x bytes: reserve", size), err)
 	}
 	m.base = p
+	AddWindow(uintptr(p), m.size)
 	prot := unix.PROT_READ
 	if writable {
 		prot |= unix.PROT_WRITE
@@ -118,6 +119,13 @@ func (m *Mapping) Bytes(off, n uint64) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(m.base, off)), n)
 }
 
+// Released says whether Release was called.
+func (m *Mapping) Released() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.released
+}
+
 // Revoke replaces every area by anonymous pages of 0xFF at the same address,
 // each in one step: a goroutine that is loading or storing there sees all
 // ones, as from a function that has left its slot, and never a fault. Stores
@@ -161,6 +169,7 @@ func (m *Mapping) Release() error {
 	}
 	m.released = true
 	m.areas = nil
+	RemoveWindow(uintptr(m.base))
 	if err := unix.MunmapPtr(m.base, m.size); err != nil {
 		return &Error{Op: "release region mapping", Err: err}
 	}
