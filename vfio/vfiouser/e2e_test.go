@@ -452,6 +452,8 @@ func TestResetAndFLR(t *testing.T) {
 	if err := r.cfg.FLR(ctx); err != nil {
 		t.Fatal(err)
 	}
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
 	if r.e.resets != 2 {
 		t.Errorf("%d resets, want 2", r.e.resets)
 	}
