@@ -45,6 +45,7 @@ var suites = []suite{
 	{name: "drift", command: test("-run", "^TestDrift$", "./hw/internal/cardgen")},
 	{name: "rules", command: test("./test/rules")},
 	{name: "unit", command: test("-race", "-timeout", "60m", "./..."), limit: 15 * time.Minute},
+	{name: "mutants", command: []string{"go", "run", "./test/mutants"}, limit: 10 * time.Minute},
 }
 
 // test is go test without its cache: a line of the gate says what was run now.
