@@ -6,6 +6,7 @@ require (
 	github.com/google/go-cmp v0.7.0
 	github.com/gopacket/gopacket v1.7.7
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
+	github.com/u-root/u-root v0.16.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/sys v0.45.0
 )
