@@ -1,0 +1,93 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Result is how a scenario ended.
+type Result string
+
+// The results. Skip only where the cards lack something that the scenario needs.
+const (
+	Pass Result = "pass"
+	Fail Result = "fail"
+	Skip Result = "skip"
+)
+
+// Schema names the form of a Report in JSON.
+const Schema = "rnicctl/conformance/1"
+
+// Report is the outcome of a run.
+type Report struct {
+	Schema    string           `json:"schema"`
+	Scenarios []ScenarioReport `json:"scenarios"`
+	Passed    int              `json:"passed"`
+	Failed    int              `json:"failed"`
+	Skipped   int              `json:"skipped"`
+}
+
+// ScenarioReport is the outcome of one scenario.
+type ScenarioReport struct {
+	Name   string      `json:"name"`
+	Result Result      `json:"result"`
+	Why    string      `json:"why"`              // of a fail or skip; empty for a pass
+	Frames int         `json:"frames"`           // compared with the recording
+	Ruled  []string    `json:"ruled,omitempty"`  // ruled differences that applied
+	Fields []FieldPair `json:"fields,omitempty"` // of the first differing frame
+}
+
+func (r *Report) add(s ScenarioReport) {
+	switch s.Result {
+	case Pass:
+		r.Passed++
+	case Fail:
+		r.Failed++
+	case Skip:
+		r.Skipped++
+	}
+	r.Scenarios = append(r.Scenarios, s)
+}
+
+// fail fills in what a replay found.
+func (s *ScenarioReport) fail(err error) {
+	s.Result, s.Why = Fail, err.Error()
+	if d := (*Difference)(nil); errors.As(err, &d) {
+		s.Fields = d.Fields
+	}
+}
+
+// WriteTable writes the report for people: a line a scenario, the differing
+// frame's fields side by side below a failure, the sums at the end.
+func (r *Report) WriteTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "SCENARIO\tRESULT\tFRAMES\tWHY")
+	for _, s := range r.Scenarios {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", s.Name, s.Result, s.Frames, s.Why)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, s := range r.Scenarios {
+		if len(s.Fields) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s\n", s.Name)
+		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(t, "  FIELD\tRECORDED\tOURS\t")
+		for _, f := range s.Fields {
+			mark := ""
+			if f.Differs {
+				mark = "<"
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", f.Name, f.Recorded, f.Ours, mark)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", r.Passed, r.Failed, r.Skipped)
+	return err
+}
