@@ -1,0 +1,186 @@
+package softcard
+
+import (
+	"hash/crc32"
+
+	"rnic/hw"
+	"rnic/hw/mmio"
+	"rnic/vfio"
+	"rnic/vfio/vfiouser"
+)
+
+// Host is the client's memory and interrupts, as the vfio-user server offers them.
+type Host = vfiouser.Host
+
+// Values of DMA_TEST.
+const (
+	dmaTestRead  = 1
+	dmaTestWrite = 2
+)
+
+// dmaState is what DMA keeps between Steps.
+type dmaState struct {
+	test     [4096]byte // the buffer of DMA_TEST
+	messages uint64     // counted from the host so far
+}
+
+// dmaRead reads len(p) bytes of the client's memory. It is hw.ReasonNone or
+// hw.ReasonDMARead.
+func (c *Card) dmaRead(iova uint64, p []byte) hw.Reason {
+	c.count[cntDMAReads]++
+	c.regs.tests.dmaSequence.Add(1)
+	if c.host == nil || c.host.Read(iova, p) != nil {
+		c.count[cntDMAFaults]++
+		return hw.ReasonDMARead
+	}
+	c.count[cntDMAReadBytes] += uint64(len(p))
+	return hw.ReasonNone
+}
+
+// dmaWrite writes len(p) bytes of the client's memory. It is hw.ReasonNone or
+// hw.ReasonDMAWrite.
+func (c *Card) dmaWrite(iova uint64, p []byte) hw.Reason {
+	c.count[cntDMAWrites]++
+	c.regs.tests.dmaSequence.Add(1)
+	if c.host == nil || c.host.Write(iova, p) != nil {
+		c.count[cntDMAFaults]++
+		return hw.ReasonDMAWrite
+	}
+	c.count[cntDMAWriteBytes] += uint64(len(p))
+	return hw.ReasonNone
+}
+
+// payloadRead is dmaRead of payload: FAIL_DMA_READ counts it.
+func (c *Card) payloadRead(iova uint64, p []byte) hw.Reason {
+	if strike(&c.regs.tests.failRead) {
+		c.count[cntDMAFaults]++
+		return hw.ReasonDMARead
+	}
+	return c.dmaRead(iova, p)
+}
+
+// payloadWrite is dmaWrite of payload: FAIL_DMA_WRITE counts it.
+func (c *Card) payloadWrite(iova uint64, p []byte) hw.Reason {
+	if strike(&c.regs.tests.failWrite) {
+		c.count[cntDMAFaults]++
+		return hw.ReasonDMAWrite
+	}
+	return c.dmaWrite(iova, p)
+}
+
+// dmaSlice is a direct view of n bytes of the client's memory for this Step and
+// until the next dmaRead or dmaWrite, or nil where there is none. What is in it
+// may change at any time, and a fault in it is for vfio.Guard.
+func (c *Card) dmaSlice(iova uint64, n int, write bool) []byte {
+	if c.host == nil {
+		return nil
+	}
+	return c.host.Slice(iova, uint64(n), write)
+}
+
+// scratch holds the entries that the card is writing to the client's rings: DMA
+// takes slices, and these are not to be allocated for each.
+type scratch struct {
+	cqe     hw.CQE
+	eqe     hw.EQE
+	reply   hw.CommandReply
+	command hw.CommandEntry
+	trace   hw.TraceRecord
+	capture hw.CaptureRecord
+}
+
+// writeOwned writes an entry of a ring whose last 32-bit word says whose it is:
+// the word comes after the rest, for a reader that polls it.
+func (c *Card) writeOwned(iova uint64, p []byte) hw.Reason {
+	body, owner := p[:len(p)-4], p[len(p)-4:]
+	if r := c.dmaWrite(iova, body); r != hw.ReasonNone {
+		return r
+	}
+	mmio.ToDevice()
+	return c.dmaWrite(iova+uint64(len(body)), owner)
+}
+
+// readHostStats brings the counters up to date that the host keeps.
+func (c *Card) readHostStats() {
+	if c.host == nil {
+		return
+	}
+	n := c.host.Stats().Messages
+	c.count[cntDMAByMessage] += n - c.dma.messages
+	c.dma.messages = n
+}
+
+// runTests does what DMA_TEST and INTERRUPT_TEST ask for.
+func (c *Card) runTests() (worked bool) {
+	if v := c.live.interrupts; v != 0 {
+		c.live.interrupts = 0
+		for i := range c.lim.Vectors {
+			if v>>i&1 != 0 {
+				c.interrupt(i)
+			}
+		}
+		worked = true
+	}
+	if op := c.live.dmaTest; op != 0 {
+		c.live.dmaTest = 0
+		c.dmaTest(op)
+		worked = true
+	}
+	return worked
+}
+
+func (c *Card) dmaTest(op uint32) {
+	r := &c.regs
+	r.mu.Lock()
+	iova := uint64(r.word[hw.RegControlDMATestIOVA/4]) | uint64(r.word[hw.RegControlDMATestIOVA/4+1])<<32
+	n := r.word[hw.RegControlDMATestLength/4]
+	r.mu.Unlock()
+	reason := hw.ReasonLength
+	if n != 0 && n <= uint32(len(c.dma.test)) {
+		b := c.dma.test[:n]
+		if op == dmaTestWrite {
+			reason = c.dmaWrite(iova, b)
+		} else if reason = c.dmaRead(iova, b); reason == hw.ReasonNone {
+			r.set(hw.RegControlDMATestCRC, crc32.ChecksumIEEE(b))
+		}
+	}
+	result := uint32(0)
+	if reason != hw.ReasonNone {
+		result = 0x80000000 | uint32(reason)
+	}
+	r.mu.Lock()
+	if r.resets == c.live.resets && r.post.dmaTest == 0 { // else a newer one is waiting
+		r.word[hw.RegControlDMATest/4] = result
+	}
+	r.mu.Unlock()
+}
+
+// interrupt raises an MSI-X vector, or notes that it is held back.
+func (c *Card) interrupt(vector uint32) {
+	if vector >= c.lim.Vectors {
+		return
+	}
+	if vector < 32 && c.regs.tests.holdInterrupts.Load()>>vector&1 != 0 {
+		c.regs.tests.pending.Or(1 << vector)
+		return
+	}
+	c.count[cntInterrupts]++
+	if c.host != nil {
+		c.host.Trigger(vfio.IRQMSIX, int(vector))
+	}
+}
+
+// releaseInterrupts raises the vectors that were held back and no longer are.
+func (c *Card) releaseInterrupts() {
+	t := &c.regs.tests
+	free := t.pending.Load() &^ uint64(t.holdInterrupts.Load())
+	if free == 0 {
+		return
+	}
+	t.pending.And(^free)
+	for i := range c.lim.Vectors {
+		if free>>i&1 != 0 {
+			c.interrupt(i)
+		}
+	}
+}
