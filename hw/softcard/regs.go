@@ -218,6 +218,8 @@ func (r *regs) load(off int) uint32 {
 		r.loadDebug(off)
 	case off == hw.RegControlStatus:
 		return uint32(r.status())
+	case off == hw.RegPortLink:
+		return r.card.port.link.Load()
 	}
 	return r.word[at]
 }
