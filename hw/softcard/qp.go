@@ -1,49 +1,269 @@
 package softcard
 
-import "rnic/hw"
+import (
+	"slices"
 
-// dataCapabilities are what the data path adds.
-const dataCapabilities = hw.Capability(0)
+	"rnic/hw"
+	"rnic/hw/gather"
+	"rnic/hw/roce"
+)
 
-type qpState struct{}
+// qpState is what the data path keeps: the QPs, and who of them waits for what.
+type qpState struct {
+	table  map[uint32]*qp // by QPN
+	live   []*qp          // all of them, for looking at their doorbells
+	ready  readyList      // those with a turn coming
+	timers timerHeap      // those that wait for a time
+	rates  []rateLimit
 
-func (c *Card) initQPs()  {}
-func (c *Card) resetQPs() {}
-
-func (c *Card) createQP(*command) result  { return result{status: hw.CommandStatusUnsupported} }
-func (c *Card) modifyQP(*command) result  { return result{status: hw.CommandStatusUnsupported} }
-func (c *Card) queryQP(*command) result   { return result{status: hw.CommandStatusUnsupported} }
-func (c *Card) destroyQP(*command) result { return result{status: hw.CommandStatusUnsupported} }
-func (c *Card) setRate(*command) result   { return result{status: hw.CommandStatusUnsupported} }
-func (c *Card) queryRate(*command) result { return result{status: hw.CommandStatusUnsupported} }
-
-// eachQPN calls f with the number of each QP, ascending.
-func (c *Card) eachQPN(func(uint32)) {}
-
-// cqFailed brings the QPs of a CQ that has overflowed to ERR.
-func (c *Card) cqFailed(*cq) {}
-
-// receive takes in frames that have arrived, at most budget.
-func (c *Card) receive(budget int) (worked bool) {
-	for ; budget > 0; budget-- {
-		f := c.rxNext()
-		if f == nil {
-			break
-		}
-		worked = true
-		c.count[cntRXDropQP]++
-		if f.answers != nil {
-			c.answerReturn(f.answers)
-		}
-		c.rxDone(f, 0, true)
-	}
-	return worked
+	pkt     roce.Packet // the frame being received
+	promise *link       // of room for the answer to it
+	walk    walk        // the gather or scatter under way
+	again   wqe         // a WQE fetched again for a response
+	scratch [1 << maxRecvLogStride]byte
+	result  [atomicSize]byte
 }
 
-func (c *Card) runTimers() (worked bool)     { return false }
-func (c *Card) nextTimer() int64             { return noTimer }
-func (c *Card) pollDoorbells() (worked bool) { return false }
-func (c *Card) doorbellsPending() bool       { return false }
-func (c *Card) transmitPending() bool        { return false }
+// qp is a queue pair: its context, and the state of its requester and responder.
+type qp struct {
+	number         uint32
+	ctx            hw.QPContext // the attributes; the QUERY fields are filled in by context
+	sendCQ, recvCQ *cq
+	mtu            uint32
+	pkey           uint16
+	hdr            roce.Header // of this QP's frames; what differs is set for each
+	stats          hw.QPStats
 
-func (c *Card) transmit(budget int) (worked, blocked bool) { return false, false }
+	sqMask, rqMask uint32 // ring sizes - 1
+	sqSeen, rqSeen uint32 // producer indices as they were last looked at
+
+	send    requester
+	recv    responder
+	answers answerQueue
+
+	// Schedule.
+	next      *qp
+	queued    bool // in the list
+	woken     bool // since its last turn began
+	requested bool // its last turn was a request's
+	deficit   int
+
+	// Timers: card time in ns, 0: not running.
+	ackAt, rnrAt, gateAt int64
+	heapAt               int64
+	heapIndex            int // place in the heap + 1
+
+	gone       bool // destroyed; lists that still hold it drop it
+	estDone    bool // COMM_EST was sent
+	drainAsked bool // SQ_DRAINED is owed
+
+	errReason  hw.Reason
+	errSegment uint8
+	errKey     uint32
+}
+
+const (
+	firstQPN         = 2 // 0 and 1 are for management (InfiniBand specification, volume 1, section 3.9)
+	maxRecvLogStride = 10
+	minRecvLogStride = 5
+	ringAlign        = 4096
+	mask24           = 1<<24 - 1
+)
+
+// dataCapabilities are what the data path can do.
+const dataCapabilities = hw.CapabilityRC | hw.CapabilityAtomics | hw.CapabilityRateLimit | hw.CapabilityRetransmit
+
+func (c *Card) initQPs() {
+	c.qps = qpState{table: map[uint32]*qp{}, rates: make([]rateLimit, c.lim.RateLimits)}
+	c.qps.walk.c = c
+}
+
+// resetQPs forgets every QP and rate limit.
+func (c *Card) resetQPs() {
+	for _, q := range c.qps.live {
+		q.gone = true
+	}
+	clear(c.qps.table)
+	clear(c.qps.live)
+	clear(c.qps.rates)
+	c.qps.live, c.qps.ready = c.qps.live[:0], readyList{}
+	c.qps.timers.clear()
+}
+
+// createQP is CREATE_QP.
+func (c *Card) createQP(cmd *command) result {
+	var in hw.QPContext
+	if r := c.mailbox(cmd, in.AsBytes()); r != ok {
+		return r
+	}
+	qpn := cmd.Object
+	if qpn < firstQPN || qpn > mask24 {
+		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
+	}
+	if c.qps.table[qpn] != nil {
+		return bad(hw.CommandStatusInUse, hw.CommandSyndromeNone)
+	}
+	if len(c.qps.live) >= int(c.lim.QPs) {
+		return bad(hw.CommandStatusNoResource, hw.CommandSyndromeNone)
+	}
+	if !in.ReservedZero() || !in.AV.ReservedZero() {
+		return bad(hw.CommandStatusReservedNotZero, hw.CommandSyndromeNone)
+	}
+	switch in.Type {
+	case hw.QPTypeRC:
+	case hw.QPTypeUC, hw.QPTypeUD:
+		return bad(hw.CommandStatusUnsupported, hw.CommandSyndromeQPType)
+	default:
+		return param(hw.CommandSyndromeQPType)
+	}
+	if in.SRQValid != 0 {
+		return bad(hw.CommandStatusUnsupported, hw.CommandSyndromeSRQN)
+	}
+	if in.State != hw.QPStateReset {
+		return param(hw.CommandSyndromeTransition)
+	}
+	sendCQ, recvCQ := c.findCQ(in.SendCQN), c.findCQ(in.RecvCQN)
+	if sendCQ == nil || recvCQ == nil {
+		return param(hw.CommandSyndromeCQN)
+	}
+	if s := c.checkRings(&in); s != hw.CommandSyndromeNone {
+		return param(s)
+	}
+	if !c.claimQPDoorbells(&in, qpn) {
+		return param(hw.CommandSyndromeDoorbell)
+	}
+	q := &qp{number: qpn, sendCQ: sendCQ, recvCQ: recvCQ}
+	q.ctx = hw.QPContext{
+		Type: in.Type, PD: in.PD, SendCQN: in.SendCQN, RecvCQN: in.RecvCQN,
+		SQIOVA: in.SQIOVA, RQIOVA: in.RQIOVA, SQLogBlocks: in.SQLogBlocks, RQLogEntries: in.RQLogEntries, RQLogStride: in.RQLogStride,
+		SignalAll: in.SignalAll, MaxSendSegments: in.MaxSendSegments, MaxRecvSegments: in.MaxRecvSegments, MaxInline: in.MaxInline,
+		SQDoorbell: in.SQDoorbell, RQDoorbell: in.RQDoorbell,
+	}
+	q.sqMask, q.rqMask = 1<<in.SQLogBlocks-1, 1<<in.RQLogEntries-1
+	q.send.ops = make([]sendOp, 1<<in.SQLogBlocks) // a work request takes a block at least
+	q.reset()
+	sendCQ.users++
+	recvCQ.users++
+	c.qps.table[qpn] = q
+	c.qps.live = append(c.qps.live, q)
+	return ok
+}
+
+// checkRings looks at the sizes and places of a QP's rings.
+func (c *Card) checkRings(in *hw.QPContext) hw.CommandSyndrome {
+	if in.SQLogBlocks > 31 || 1<<in.SQLogBlocks < hw.SQMinBlocks || uint32(in.SQLogBlocks) > c.lim.SQLogBlocks || uint32(in.RQLogEntries) > c.lim.RQLogEntries ||
+		in.RQLogStride < minRecvLogStride || in.RQLogStride > maxRecvLogStride || in.SignalAll > 1 {
+		return hw.CommandSyndromeRingSize
+	}
+	if in.SQIOVA%ringAlign != 0 || in.RQIOVA%ringAlign != 0 ||
+		wraps(in.SQIOVA, hw.WQEBlock<<in.SQLogBlocks) || wraps(in.RQIOVA, 1<<(in.RQLogEntries+in.RQLogStride)) {
+		return hw.CommandSyndromeRingAlign
+	}
+	if uint32(in.MaxSendSegments) > c.lim.SendSegments || uint32(in.MaxRecvSegments) > c.lim.RecvSegments || uint32(in.MaxInline) > c.lim.Inline ||
+		(int(in.MaxRecvSegments)+1)*hw.WQESegment > 1<<in.RQLogStride {
+		return hw.CommandSyndromeSegments
+	}
+	return hw.CommandSyndromeNone
+}
+
+// claimQPDoorbells takes the page of both doorbell words for the QP.
+func (c *Card) claimQPDoorbells(in *hw.QPContext, qpn uint32) bool {
+	by := dbOwner{ownerQP, qpn}
+	if in.SQDoorbell == in.RQDoorbell || in.SQDoorbell/c.mem.stride != in.RQDoorbell/c.mem.stride || !c.claimDoorbell(in.SQDoorbell, 4, by) {
+		return false
+	}
+	if !c.claimDoorbell(in.RQDoorbell, 4, by) {
+		c.releaseDoorbell(in.SQDoorbell)
+		return false
+	}
+	return true
+}
+
+// reset brings the QP to state RESET: nothing in flight, both rings from index
+// 0 on, attributes back at zero.
+func (q *qp) reset() {
+	k := &q.ctx
+	k.State, k.MTU, k.Access, k.PKeyIndex, k.DestQPN = hw.QPStateReset, 0, 0, 0, 0
+	k.SQPSN, k.RQPSN, k.Timeout, k.RetryCnt, k.RNRRetry, k.MinRNRTimer = 0, 0, 0, 0, 0, 0
+	k.MaxRDAtomic, k.MaxDestRDAtomic, k.RateIndex, k.AV = 0, 0, 0, hw.AddressVector{}
+	q.sqSeen, q.rqSeen = 0, 0
+	q.send = requester{ops: q.send.ops}
+	q.recv = responder{saved: q.recv.saved[:0]}
+	q.answers.clear()
+	q.stopTimers()
+	q.estDone, q.drainAsked = false, false
+	q.errReason, q.errSegment, q.errKey = 0, hw.NoSegment, 0
+}
+
+// destroyQP is DESTROY_QP. A Step leaves no DMA under way, so the answer can be
+// given at once.
+func (c *Card) destroyQP(cmd *command) result {
+	q := c.qps.table[cmd.Object]
+	if q == nil {
+		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
+	}
+	q.gone = true
+	q.stopTimers()
+	delete(c.qps.table, q.number)
+	i := slices.Index(c.qps.live, q)
+	last := len(c.qps.live) - 1
+	c.qps.live[i], c.qps.live[last] = c.qps.live[last], nil
+	c.qps.live = c.qps.live[:last]
+	q.sendCQ.users--
+	q.recvCQ.users--
+	c.releaseDoorbell(q.ctx.SQDoorbell)
+	return ok
+}
+
+// queryQP is QUERY_QP.
+func (c *Card) queryQP(cmd *command) result {
+	q := c.qps.table[cmd.Object]
+	if q == nil {
+		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
+	}
+	out := q.context()
+	if r := c.answerAt(cmd, 0, out.AsBytes()); r != ok {
+		return r
+	}
+	stats := q.stats
+	return c.answerAt(cmd, hw.QPContextSize, stats.AsBytes())
+}
+
+// context is the QP's context with the QUERY fields filled in.
+func (q *qp) context() hw.QPContext {
+	out := q.ctx
+	out.CurState = q.ctx.State
+	out.SQPSN, out.RQPSN = q.send.max, q.recv.psn
+	out.SQProducer, out.SQConsumer = q.sqSeen, q.send.consumer()
+	out.RQProducer, out.RQConsumer = q.rqSeen, q.recv.head
+	out.LastAckedPSN, out.MSN = q.send.una, q.recv.msn
+	out.ErrorReason, out.ErrorSegment, out.ErrorKey = q.errReason, q.errSegment, q.errKey
+	if q.gateAt != 0 {
+		out.Held = 1
+	}
+	return out
+}
+
+// eachQPN calls f with the QPNs in use, ascending.
+func (c *Card) eachQPN(f func(uint32)) {
+	all := make([]uint32, 0, len(c.qps.live))
+	for _, q := range c.qps.live {
+		all = append(all, q.number)
+	}
+	slices.Sort(all)
+	for _, n := range all {
+		f(n)
+	}
+}
+
+// cqFailed brings the QPs of a CQ that overflowed to ERR.
+func (c *Card) cqFailed(cq *cq) {
+	for _, q := range c.qps.live {
+		if q.sendCQ == cq || q.recvCQ == cq {
+			c.qpError(q, hw.ReasonCQOverflow)
+		}
+	}
+}
+
+// who is the QP as one that asks for a translation.
+func (q *qp) who(a hw.Access) gather.Who { return gather.Who{PD: q.ctx.PD, QPN: q.number, Access: a} }
