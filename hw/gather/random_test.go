@@ -352,6 +352,9 @@ func TestG21_RandomWalks(t *testing.T) {
 	if full {
 		n = 20000
 	}
+	if underRace {
+		n /= 10
+	}
 	ended := map[string]int{}
 	for i := range n {
 		rng := rand.New(rand.NewPCG(0x6a74, uint64(i)))
@@ -389,6 +392,9 @@ func TestG17_EachFaultAtEachPosition(t *testing.T) {
 	t.Parallel()
 	lengths := []uint32{1, 0, 700, 256, 0, 5000, 3, 4096, 1024, 0}
 	for _, mtu := range mtus {
+		if underRace && mtu != 1024 {
+			continue
+		}
 		for _, kind := range faultKinds {
 			for seg, length := range lengths {
 				if length == 0 && kind != "length" && kind != "malformed" {
@@ -459,6 +465,9 @@ func TestG02_RandomScatters(t *testing.T) {
 	n := 200
 	if full {
 		n = 2000
+	}
+	if underRace {
+		n /= 10
 	}
 	faults := 0
 	for i := range n {

@@ -44,6 +44,7 @@ var suites = []suite{
 	{name: "lint", command: []string{"go", "run", staticcheck, "./..."}},
 	{name: "drift", command: test("-run", "^TestDrift$", "./hw/internal/cardgen")},
 	{name: "rules", command: test("./test/rules")},
+	{name: "walks", command: test("-run", "^TestG(02|17|21)_", "./hw/gather")}, // the campaigns, whole; under race they are a tenth
 	{name: "unit", command: test("-race", "-timeout", "60m", "./..."), limit: 15 * time.Minute},
 	{name: "mutants", command: []string{"go", "run", "./test/mutants"}, limit: 10 * time.Minute},
 }
