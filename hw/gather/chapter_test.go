@@ -89,8 +89,8 @@ func chapter(t testing.TB) (*gather.Keys, *memory, []gather.Segment, gather.Who)
 	}, gather.Who{PD: 5, QPN: 17}
 }
 
-// TestChapterWalk is the chapter's walk, step by step as its text has it.
-func TestChapterWalk(t *testing.T) {
+// TestG22_ChapterWalk is the chapter's walk, step by step as its text has it.
+func TestG22_ChapterWalk(t *testing.T) {
 	keys, m, segs, who := chapter(t)
 	c, _, ok := gather.Start(segs)
 	if want := (gather.Cursor{Left: 7680}); !ok || c != want {

@@ -1,6 +1,7 @@
 // Command mutants shows that the rules' tests can fail. For each rule it seeds a defect in the
 // source that keeps the rule, without touching the tree, and runs the rule's test, which must
-// catch it. It prints the table of rule and mutant, and ends with 1 where one survives.
+// catch it. It prints the table of rule and mutant, and ends with 1 where one survives, no longer
+// fits the source or does not compile, or where a rule has none.
 //
 // Arguments name the rules to run (G09); without any, all run.
 package main
@@ -43,6 +44,21 @@ func main() {
 		fmt.Fprintf(os.Stderr, "mutants: %d not caught\n", survived)
 		os.Exit(1)
 	}
+	if none := without(mutants); flag.NArg() == 0 && len(none) > 0 {
+		fmt.Fprintf(os.Stderr, "mutants: no defect is seeded for %s\n", strings.Join(none, ", "))
+		os.Exit(1)
+	}
+}
+
+// without lists the rules that have no mutant.
+func without(mutants []mutant) (rules []string) {
+	for n := 1; n <= 22; n++ {
+		rule := fmt.Sprintf("G%02d", n)
+		if !slices.ContainsFunc(mutants, func(m mutant) bool { return m.rule == rule }) {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
 }
 
 // run seeds the mutants of the rules named, and counts those that no test caught.

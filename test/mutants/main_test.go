@@ -48,11 +48,18 @@ func TestBadMutantsAreErrors(t *testing.T) {
 	}
 }
 
-// TestTheTable: a mutant's test names its rule.
+// TestTheTable: each mutant's test names its rule, and its text is still in the source.
 func TestTheTable(t *testing.T) {
+	atRoot(t)
 	for _, m := range mutants {
 		if !strings.HasPrefix(m.test, "Test"+m.rule+"_") || m.old == m.new || m.what == "" || len(m.rule) != 3 {
 			t.Errorf("%+v", m)
 		}
+		if _, err := m.seed(t.TempDir()); err != nil {
+			t.Errorf("%s, %s: %v", m.rule, m.what, err)
+		}
+	}
+	if none := without(mutants[1:2]); len(none) != 21 || none[0] != "G02" {
+		t.Errorf("with a mutant of G01 only, none for %v", none)
 	}
 }
