@@ -30,7 +30,8 @@ type expectedFrame struct {
 	capture int // number in capture.pcap
 	number  int // number in its direction there
 	data    []byte
-	dropped bool // ruled out
+	or      []byte // as good by a ruling; nil: nothing else is
+	dropped bool   // ruled out
 }
 
 // turn is a run of frames of one direction, delivered as one batch.

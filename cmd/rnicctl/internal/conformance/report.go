@@ -18,7 +18,7 @@ const (
 )
 
 // Schema names the form of a Report in JSON.
-const Schema = "rnicctl/conformance/1"
+const Schema = "rnic.conformance.v1"
 
 // Report is the outcome of a run.
 type Report struct {

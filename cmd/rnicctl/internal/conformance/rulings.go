@@ -66,6 +66,12 @@ var rulings = []ruling{{
 	why:       "soft-RoCE answers the packets in flight as well, though the requester waits for the RNR timer anyway",
 	edit:      sequenceNAKsAfterRNR,
 }, {
+	scenarios: []string{"j_read_drop_*"},
+	object:    "first response packet to a READ of what is missing",
+	instead:   "FIRST or MIDDLE, ONLY or LAST",
+	why:       "soft-RoCE goes on in the old response, where a new request may as well get a new one",
+	edit:      rereadFirst,
+}, {
 	scenarios: []string{"k_uc_gap_then_sends*", "k_uc_send_drop*"},
 	object:    "receives of whole messages behind a gap",
 	instead:   "each of them completes",
@@ -340,4 +346,56 @@ func wholeMessagesUC(x *expectation) int {
 		}
 	}
 	return 1
+}
+
+// rereadFirst lets the first response to a READ request that asks for the rest of
+// an earlier one be the first of a new response.
+func rereadFirst(x *expectation) int {
+	n := 0
+	var asked [2]map[uint32]bool // PSNs of the READ requests of a sender
+	asked[sideA], asked[sideB] = map[uint32]bool{}, map[uint32]bool{}
+	for i := range x.frames {
+		f := &x.frames[i]
+		var p roce.Packet
+		if roce.Decode(f.data, &p) != nil {
+			continue
+		}
+		psn := p.BTH().PSN()
+		switch op := p.Opcode(); {
+		case op == roce.RCReadRequest:
+			asked[f.from][psn] = true
+		case op == roce.RCReadResponseMiddle && asked[f.from.peer()][psn]:
+			f.or = asNewResponse(&p, roce.RCReadResponseFirst, x.nextAETH(i))
+			n++
+		case op == roce.RCReadResponseLast && asked[f.from.peer()][psn]:
+			f.or = asNewResponse(&p, roce.RCReadResponseOnly, p.AETH().Fields())
+			n++
+		}
+	}
+	return n
+}
+
+// nextAETH is that of the next frame of the sender of frame i that has one.
+func (x *expectation) nextAETH(i int) roce.AETHFields {
+	for _, f := range x.frames[i:] {
+		if a := aeth(f.data); a != nil && f.from == x.frames[i].from {
+			return a.Fields()
+		}
+	}
+	return roce.AETHFields{Syndrome: roce.SyndromeACK(roce.CreditInvalid)}
+}
+
+// asNewResponse is a READ response packet with another opcode and an AETH. The
+// ICRC is of the independent code.
+func asNewResponse(p *roce.Packet, op roce.Opcode, a roce.AETHFields) []byte {
+	var h roce.Header
+	p.Header(&h)
+	h.Opcode, h.AETH = op, a
+	f := make([]byte, h.FrameLen(len(p.Payload())))
+	at := h.Put(f, len(p.Payload()))
+	copy(f[at:], p.Payload())
+	if resign(f) != nil {
+		return nil
+	}
+	return f
 }

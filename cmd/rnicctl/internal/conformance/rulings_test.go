@@ -187,3 +187,45 @@ func TestNeeds(t *testing.T) {
 		}
 	}
 }
+
+// TestRereadMayBeginAnew: the rest of a READ may come as a new response, whole
+// and sound, and nothing else may.
+func TestRereadMayBeginAnew(t *testing.T) {
+	x := mustExpect(t, "j_read_drop_middle")
+	send := func(change func(f, or []byte) []byte) error {
+		m := newMimic(x)
+		m.onSend = func(i int, b []byte) [][]byte {
+			if or := m.frames[i].or; or != nil {
+				b = change(b, append([]byte(nil), or...))
+			}
+			return [][]byte{b}
+		}
+		_, err := play(t.Context(), x, m.cards())
+		return err
+	}
+	n := 0
+	if err := send(func(_, or []byte) []byte {
+		n++
+		var p, was roce.Packet
+		if err := roce.Parse(or, &p); err != nil {
+			t.Fatal(err)
+		}
+		if err := roce.Parse(x.capture[6].data, &was); err != nil {
+			t.Fatal(err)
+		}
+		if a := p.AETH().Fields(); p.Opcode() != roce.RCReadResponseFirst || a.MSN != 1 || a.Syndrome != 31 ||
+			p.BTH().PSN() != was.BTH().PSN() || string(p.Payload()) != string(was.Payload()) {
+			t.Errorf("%s", summary(or))
+		}
+		return or
+	}); err != nil || n != 1 {
+		t.Errorf("%d frames, %v", n, err)
+	}
+	if err := send(func(_, or []byte) []byte {
+		or[60] ^= 1
+		_ = resign(or)
+		return or
+	}); !isDifference(err) {
+		t.Errorf("got %v", err)
+	}
+}
