@@ -306,8 +306,22 @@ func (c *Card) answerRead(q *qp, psn uint32, reth roce.RETH) bool {
 		a.cursor.Segment = 1
 	}
 	q.recv.reads++
-	return c.owe(q, &a)
+	if !c.owe(q, &a) {
+		return false
+	}
+	// As much as there is room for is read now: what a request behind it does to
+	// the same memory then comes after. (Without a fence the requester may not
+	// rely on that: InfiniBand specification, volume 1, section 9.5, table 79.)
+	for range readAhead {
+		if q.answers.empty() || c.respond(q) != turnWorked {
+			break
+		}
+	}
+	return true
 }
+
+// readAhead bounds the packets that a READ may send when it is taken in.
+const readAhead = 32
 
 // receiveAtomicRequest executes an atomic. It is atomic among the operations of
 // this card, which a Step does one after another.
