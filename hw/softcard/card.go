@@ -201,6 +201,9 @@ func (c *Card) Close() error {
 // Name is the card's name.
 func (c *Card) Name() string { return c.cfg.Name }
 
+// Config is what the card was made with, derived addresses and limits filled in.
+func (c *Card) Config() Config { return c.cfg }
+
 // now is the card's time in ns, in this Step.
 func (c *Card) now() int64 { return c.time }
 

@@ -48,6 +48,8 @@ var registry = struct {
 	number int // of cards without a name so far
 }{names: map[string]bool{}, wires: map[string]*wire{}}
 
+const defaultWire = "soft"
+
 // address is what follows "soft:".
 type address struct {
 	config softcard.Config
@@ -64,7 +66,7 @@ func parse(rest string) (a address, err error) {
 	if strings.ContainsAny(a.config.Name, "/\x00") {
 		return a, fmt.Errorf("name %q: no slash and no zero byte", a.config.Name)
 	}
-	a.wire = "soft"
+	a.wire = defaultWire
 	a.config.Engine = hw.EngineGo
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -120,6 +122,19 @@ func parse(rest string) (a address, err error) {
 		}
 	}
 	return a, nil
+}
+
+// Config reads a card's description, in the form of an address without "soft:".
+// wire and slots are not the card's and must not be in it.
+func Config(rest string) (softcard.Config, error) {
+	a, err := parse(rest)
+	if err == nil && (a.slots != 0 || a.wire != defaultWire) {
+		err = errors.New("wire and slots are not a card's")
+	}
+	if err != nil {
+		return softcard.Config{}, err
+	}
+	return a.config, nil
 }
 
 // Open makes the card at "soft:"+rest and opens it.
