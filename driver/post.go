@@ -1,0 +1,246 @@
+package driver
+
+import (
+	"fmt"
+
+	"rnic/hw"
+)
+
+// PostSend queues a send work request and rings the doorbell: all or nothing.
+// It allocates nothing and does not wait. errors.Is: ErrQueueFull, ErrState,
+// ErrTooManySGEs, ErrInline, ErrNotSupported, ErrInvalid, ErrClosed,
+// ErrDeviceGone.
+func (q *QP) PostSend(wr *SendWR) error {
+	q.sqMu.Lock()
+	err := q.send(wr)
+	if err == nil {
+		q.posted.Store(q.sq.Producer())
+		q.sq.Ring()
+	}
+	q.sqMu.Unlock()
+	return err
+}
+
+// PostSendBatch queues send work requests in order, with one doorbell. It
+// gives the number that was accepted; an error is about the next one.
+func (q *QP) PostSendBatch(wrs []SendWR) (n int, err error) {
+	q.sqMu.Lock()
+	for n < len(wrs) {
+		if err = q.send(&wrs[n]); err != nil {
+			break
+		}
+		n++
+	}
+	if n > 0 {
+		q.posted.Store(q.sq.Producer())
+		q.sq.Ring()
+	}
+	q.sqMu.Unlock()
+	return n, err
+}
+
+// send builds a WQE. The caller holds sqMu and rings.
+func (q *QP) send(wr *SendWR) error {
+	if q.sendErr != nil {
+		return q.sendErr
+	}
+	segs := 1
+	switch wr.Opcode {
+	case Send, SendImm:
+	case Write, WriteImm, Read:
+		segs = 2
+	case CompareSwap, FetchAdd:
+		segs = 3
+	default:
+		return q.badOpcode(wr.Opcode)
+	}
+	flags := hw.WQEFlag(wr.Flags)
+	inline := 0
+	if len(wr.Inline) == 0 {
+		if len(wr.SGEs) > q.init.MaxSendSGE {
+			return q.tooManySGEs("post send", len(wr.SGEs), q.init.MaxSendSGE)
+		}
+		segs += len(wr.SGEs)
+	} else {
+		for _, b := range wr.Inline {
+			inline += len(b)
+		}
+		if inline > q.init.MaxInline || len(wr.SGEs) > 0 || wr.Opcode == Read || segs == 3 {
+			return q.badInline(wr, inline)
+		}
+		if inline > 0 {
+			segs += (inline + hw.WQESegment - 1) / hw.WQESegment
+			flags |= hw.WQEFlagInline
+		}
+	}
+	if wr.Flags&^sendFlags != 0 {
+		return q.fail("post send", fmt.Errorf("flags %#x: %w", wr.Flags, ErrInvalid))
+	}
+	blocks := uint32(segs*hw.WQESegment+hw.WQEBlock-1) / hw.WQEBlock
+	if q.sendNext-q.sendDone >= q.sendLimit || !q.sq.Room(blocks) {
+		if !q.sendRoom(blocks) {
+			return q.fullSend
+		}
+	}
+	sq := q.sq
+	imm := uint32(0)
+	if wr.Opcode == SendImm || wr.Opcode == WriteImm {
+		imm = wr.Imm
+	}
+	sq.Control(hw.Opcode(wr.Opcode), flags, uint8(segs), imm, uint16(inline))
+	switch wr.Opcode {
+	case Write, WriteImm, Read:
+		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
+	case CompareSwap:
+		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
+		sq.Atomic(wr.Swap, wr.CompareAdd)
+	case FetchAdd:
+		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
+		sq.Atomic(wr.CompareAdd, 0)
+	}
+	if inline > 0 {
+		sq.Inline(wr.Inline)
+	} else {
+		sq.Data(wr.SGEs)
+	}
+	index, n := sq.Commit()
+	q.sends[index&q.sendMask] = sendRecord{wrid: wr.WRID, number: q.sendNext, index: index, blocks: uint8(n), op: wr.Opcode}
+	q.sendNext++
+	return nil
+}
+
+// sendRoom looks up how many sends are complete, and whether one more fits.
+func (q *QP) sendRoom(blocks uint32) bool {
+	c := q.sq.Consumer()
+	if c == q.sq.Producer() {
+		q.sendDone = q.sendNext
+	} else {
+		q.sendDone = q.sends[c&q.sendMask].number
+	}
+	return q.sendNext-q.sendDone < q.sendLimit && q.sq.Room(blocks)
+}
+
+func (q *QP) badOpcode(o Opcode) error {
+	cause := ErrInvalid
+	if o == SendInv || o == LocalInv || o == BindMW {
+		cause = ErrNotSupported
+	}
+	return q.fail("post send", fmt.Errorf("operation %v: %w", o, cause))
+}
+
+func (q *QP) tooManySGEs(op string, n, limit int) error {
+	return q.fail(op, fmt.Errorf("%d, the queue takes %d: %w", n, limit, ErrTooManySGEs))
+}
+
+func (q *QP) badInline(wr *SendWR, n int) error {
+	why := fmt.Sprintf("%d bytes, the queue takes %d", n, q.init.MaxInline)
+	switch {
+	case len(wr.SGEs) > 0:
+		why = "SGEs are given as well"
+	case wr.Opcode != Send && wr.Opcode != SendImm && wr.Opcode != Write && wr.Opcode != WriteImm:
+		why = fmt.Sprintf("%v has no payload to send", wr.Opcode)
+	}
+	return q.fail("post send", fmt.Errorf("%s: %w", why, ErrInline))
+}
+
+// PostRecv queues a receive work request, under the rules of PostSend.
+// errors.Is: ErrQueueFull, ErrState, ErrTooManySGEs, ErrClosed, ErrDeviceGone.
+func (q *QP) PostRecv(wr *RecvWR) error {
+	q.rqMu.Lock()
+	err := q.recv(wr)
+	if err == nil {
+		q.recvd.Store(q.rq.Producer())
+		q.rq.Ring()
+	}
+	q.rqMu.Unlock()
+	return err
+}
+
+// PostRecvBatch queues receive work requests in order, with one doorbell. It
+// gives the number that was accepted; an error is about the next one.
+func (q *QP) PostRecvBatch(wrs []RecvWR) (n int, err error) {
+	q.rqMu.Lock()
+	for n < len(wrs) {
+		if err = q.recv(&wrs[n]); err != nil {
+			break
+		}
+		n++
+	}
+	if n > 0 {
+		q.recvd.Store(q.rq.Producer())
+		q.rq.Ring()
+	}
+	q.rqMu.Unlock()
+	return n, err
+}
+
+// recv builds a receive WQE. The caller holds rqMu and rings.
+func (q *QP) recv(wr *RecvWR) error {
+	if q.recvErr != nil {
+		return q.recvErr
+	}
+	if len(wr.SGEs) > q.init.MaxRecvSGE {
+		return q.tooManySGEs("post receive", len(wr.SGEs), q.init.MaxRecvSGE)
+	}
+	if !q.rq.Room(1, q.recvLimit) {
+		return q.fullRecv
+	}
+	q.recvs[q.rq.Producer()&q.recvMask] = wr.WRID
+	q.rq.Put(wr.SGEs)
+	return nil
+}
+
+// complete makes a WC of a CQE of this queue pair. The caller holds the lock
+// of c, which the CQE is in. It is false for a CQE that fits no work request: a
+// card is not believed where its word would be an index.
+func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
+	index, flags := e.WQEIndex, e.Flags
+	wc.Opcode = Opcode(e.Opcode)
+	if flags&hw.CQEFlagRecv != 0 {
+		if c != q.init.RecvCQ || index-q.rqDone >= q.recvd.Load()-q.rqDone {
+			return false
+		}
+		wc.WRID = q.recvs[index&q.recvMask]
+		q.rqDone = index + 1
+		q.rqMoved = true
+		if wc.Opcode != RecvWriteImm {
+			wc.Opcode = Recv
+		}
+	} else {
+		if c != q.init.SendCQ || index-q.sqDone >= q.posted.Load()-q.sqDone {
+			return false
+		}
+		r := &q.sends[index&q.sendMask]
+		if r.index != index {
+			return false
+		}
+		wc.WRID = r.wrid
+		wc.Opcode = r.op
+		q.sqDone = index + uint32(r.blocks)
+		q.sqMoved = true
+	}
+	wc.QPN = q.n
+	wc.Status, wc.Reason = e.Status, e.Reason
+	wc.Flags = WCFlags(flags)
+	wc.ByteLen, wc.Imm = e.ByteLen, e.Imm
+	wc.Time = e.Time
+	wc.FaultSegment, wc.FaultKey, wc.FaultOffset, wc.AETH = int(e.FaultSegment), e.FaultKey, e.FaultOffset, e.AETHSyndrome
+	if e.FaultSegment == hw.NoSegment {
+		wc.FaultSegment = -1
+	}
+	wc.SrcQPN, wc.PKeyIndex = e.SrcQPN, e.PKeyIndex
+	return true
+}
+
+// release gives the posters the room of what was completed on c, whose lock
+// the caller holds.
+func (q *QP) release(c *CQ) {
+	if c == q.init.SendCQ && q.sqMoved {
+		q.sqMoved = false
+		q.sq.Release(q.sqDone)
+	}
+	if c == q.init.RecvCQ && q.rqMoved {
+		q.rqMoved = false
+		q.rq.Release(q.rqDone)
+	}
+}
