@@ -1,6 +1,7 @@
 package vfio
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"sync"
@@ -126,10 +127,10 @@ func (m *Mapping) Released() bool {
 	return m.released
 }
 
-// Revoke replaces every area by anonymous pages of 0xFF at the same address,
-// each in one step: a goroutine that is loading or storing there sees all
+// Revoke replaces every area by private pages of 0xFF at the same address,
+// each piece in one step: a goroutine that is loading or storing there sees all
 // ones, as from a function that has left its slot, and never a fault. Stores
-// go nowhere. The kernel's hold on the device's pages is dropped. It is
+// reach nobody. The kernel's hold on the device's pages is dropped. It is
 // idempotent.
 func (m *Mapping) Revoke() error {
 	m.mu.Lock()
@@ -137,19 +138,11 @@ func (m *Mapping) Revoke() error {
 	if m.revoked || m.released {
 		return nil
 	}
+	fd, err := onesFile()
 	for _, a := range m.areas {
-		n := uintptr(a.Size)
-		p, err := unix.MmapPtr(-1, 0, nil, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		if err == nil {
-			ones := unsafe.Slice((*byte)(p), n)
-			for i := range ones {
-				ones[i] = 0xff
-			}
-			// Moving it over the area is atomic for all other threads.
-			_, err = unix.MremapPtr(p, n, unsafe.Add(m.base, a.Offset), n, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED)
-			if err != nil {
-				_ = unix.MunmapPtr(p, n)
-			}
+		for off := a.Offset; err == nil && off < a.Offset+a.Size; off += onesSize {
+			n := min(onesSize, a.Offset+a.Size-off)
+			_, err = unix.MmapPtr(fd, 0, unsafe.Add(m.base, off), uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_FIXED)
 		}
 		if err != nil {
 			return &Error{Op: "revoke region mapping", Object: fmt.Sprintf("area %#x+%#x", a.Offset, a.Size), Err: err}
@@ -158,6 +151,27 @@ func (m *Mapping) Revoke() error {
 	m.revoked = true
 	return nil
 }
+
+// onesSize is the piece in which Revoke replaces areas: a BAR has tens of MiB,
+// and filling as much memory for each device that goes would take seconds.
+const onesSize = 2 << 20
+
+// onesFile is a file of onesSize bytes of 0xFF, whose pages all revoked areas
+// share until one is stored to. It stays open for the process's life.
+var onesFile = sync.OnceValues(func() (int, error) {
+	fd, err := unix.MemfdCreate("rnic-ones", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, err
+	}
+	if _, err = unix.Write(fd, bytes.Repeat([]byte{0xff}, onesSize)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+})
 
 // Release unmaps the region. No pointer from the mapping may be used after
 // it: call it when nobody is inside. It is idempotent.
