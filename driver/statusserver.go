@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,13 +29,14 @@ import (
 
 // StatusRequest is a request to a status socket.
 type StatusRequest struct {
-	Op    string `json:"op"` // snapshot, registers, scrub, trace, capture, events
+	Op    string `json:"op"` // holder, snapshot, registers, scrub, trace, capture, events
 	QPN   uint32 `json:"qpn,omitempty"`
 	Count int    `json:"count,omitempty"`
 }
 
 // StatusReply is an answer of a status socket.
 type StatusReply struct {
+	Holder    *Holder         `json:"holder,omitempty"`
 	Snapshot  *Snapshot       `json:"snapshot,omitempty"`
 	Registers []RegisterValue `json:"registers,omitempty"`
 	Scrub     *ScrubReport    `json:"scrub,omitempty"`
@@ -44,6 +46,13 @@ type StatusReply struct {
 	Started   bool            `json:"started,omitempty"` // a stream's first line
 	End       bool            `json:"end,omitempty"`     // a stream's last line
 	Error     *StatusError    `json:"error,omitempty"`
+}
+
+// Holder is the process that holds a card.
+type Holder struct {
+	Addr string // the card's address
+	PID  int
+	Attr DeviceAttr
 }
 
 // StatusError is a failure. Code is one of StatusCodes.
@@ -74,9 +83,10 @@ func StatusDir() string {
 	return "/run/rnic"
 }
 
-// defaultStatusPath is the device's socket in StatusDir: its address, made fit
-// for a file name and told from others by a hash, and the pid.
-func defaultStatusPath(addr string) string {
+// StatusName is how the names of the sockets of a device in StatusDir begin:
+// its address, made fit for a file name and told from others by a hash. The
+// holder's pid and ".sock" follow.
+func StatusName(addr string) string {
 	h := fnv.New32a()
 	h.Write([]byte(addr))
 	name := strings.Map(func(r rune) rune {
@@ -85,7 +95,21 @@ func defaultStatusPath(addr string) string {
 		}
 		return '_'
 	}, addr)
-	return filepath.Join(StatusDir(), fmt.Sprintf("%.40s-%08x.%d.sock", strings.TrimLeft(name, "."), h.Sum32(), pid))
+	return fmt.Sprintf("%.40s-%08x.", strings.TrimLeft(name, "."), h.Sum32())
+}
+
+// defaultStatusPath is the device's socket in StatusDir. Sockets of it that
+// killed processes left behind go.
+func defaultStatusPath(addr string) string {
+	dir, name := StatusDir(), StatusName(addr)
+	old, _ := filepath.Glob(filepath.Join(dir, name+"*.sock"))
+	for _, path := range old {
+		p, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), name), ".sock"))
+		if err == nil && p > 0 && p != pid && errors.Is(unix.Kill(p, 0), unix.ESRCH) {
+			_ = os.Remove(path)
+		}
+	}
+	return filepath.Join(dir, fmt.Sprintf("%s%d.sock", name, pid))
 }
 
 var pid = os.Getpid()
@@ -233,6 +257,8 @@ func (s *statusServer) answer(c net.Conn, q *StatusRequest) error {
 	var p StatusReply
 	var err error
 	switch q.Op {
+	case "holder":
+		p.Holder = &Holder{Addr: s.d.addr, PID: pid, Attr: s.d.attr}
 	case "snapshot":
 		p.Snapshot, err = s.d.Snapshot(ctx)
 	case "registers":
