@@ -71,7 +71,7 @@ func (d *Device) CreateCQ(ctx context.Context, entries int) (*CQ, error) {
 	if err != nil {
 		return nil, d.fail(op, obj, fmt.Errorf("CQ numbers: %w", err))
 	}
-	c, err := d.createCQ(ctx, n, roundUp(entries))
+	c, err := d.createCQ(ctx, n, roundUp(max(entries, 2))) // a card takes no ring of one
 	if err != nil {
 		var refused *CommandError
 		if errors.As(err, &refused) || c == nil {

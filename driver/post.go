@@ -8,8 +8,8 @@ import (
 
 // PostSend queues a send work request and rings the doorbell: all or nothing.
 // It allocates nothing and does not wait. errors.Is: ErrQueueFull, ErrState,
-// ErrTooManySGEs, ErrInline, ErrNotSupported, ErrInvalid, ErrClosed,
-// ErrDeviceGone.
+// ErrTooManySGEs, ErrInline, ErrNotSupported, ErrInvalid (an atomic at a
+// remote address that is no multiple of 8, too), ErrClosed, ErrDeviceGone.
 func (q *QP) PostSend(wr *SendWR) error {
 	q.sqMu.Lock()
 	err := q.send(wr)
@@ -50,6 +50,9 @@ func (q *QP) send(wr *SendWR) error {
 	case Write, WriteImm, Read:
 		segs = 2
 	case CompareSwap, FetchAdd:
+		if wr.Remote.Addr%atomicSize != 0 {
+			return q.misaligned(wr.Remote.Addr)
+		}
 		segs = 3
 	default:
 		return q.badOpcode(wr.Opcode)
@@ -130,6 +133,15 @@ func (q *QP) badOpcode(o Opcode) error {
 
 func (q *QP) tooManySGEs(op string, n, limit int) error {
 	return q.fail(op, fmt.Errorf("%d, the queue takes %d: %w", n, limit, ErrTooManySGEs))
+}
+
+// atomicSize is the bytes of an atomic's operands, address and result.
+const atomicSize = 8
+
+// misaligned is an atomic that every responder refuses, ending the connection
+// (InfiniBand specification volume 1, section 9.4.5).
+func (q *QP) misaligned(addr uint64) error {
+	return q.fail("post send", fmt.Errorf("atomic at remote address %#x, which is no multiple of %d: %w", addr, atomicSize, ErrInvalid))
 }
 
 func (q *QP) badInline(wr *SendWR, n int) error {
