@@ -165,10 +165,9 @@ func (c *Card) respond(q *qp) turn {
 		c.sendAnswer(q, &x, f)
 		return turnWorked
 	}
-	var buf [1]gather.Segment
 	n := gather.Packets(a.length, q.mtu)
 	o := outgoing{
-		op: gather.ReadResponse, segs: gather.WireSegments(&buf, a.value, a.key, a.length),
+		op: gather.ReadResponse, segs: gather.WireSegments(&c.qps.wire, a.value, a.key, a.length),
 		index: a.count, packet: a.packet, psn: a.psn, opcode: hw.OpcodeRDMARead, flags: hw.TraceFlagResponse,
 	}
 	if a.packet+1 == n {

@@ -174,22 +174,19 @@ var (
 // replay is a recording and the cards that replay it.
 type replay struct {
 	*pair
-	rec   *recording
-	qps   map[string]*tQP
-	nodes map[string]*node
-	mrs   map[string]map[string]*tMR
-	wrid  map[string]map[uint32]uint64 // by node: send index, and receive index | recvBit
-	sent  map[string][][]byte          // frames by direction
-	relay map[string][]string          // by direction: what the relay did to each
+	rec     *recording
+	qps     map[string]*tQP
+	nodes   map[string]*node
+	mrs     map[string]map[string]*tMR
+	wrid    map[string]map[uint32]uint64 // by node: send index, and receive index | recvBit
+	sent    map[string][][]byte          // frames by direction
+	relay   map[string][]string          // by direction: what the relay did to each
+	swapped *frame                       // the first of two that change places
 }
 
 func newReplay(tb testing.TB, rec *recording) *replay {
 	r := &replay{pair: &pair{tb: tb, now: 1}, rec: rec, qps: map[string]*tQP{}, nodes: map[string]*node{}, mrs: map[string]map[string]*tMR{},
 		wrid: map[string]map[uint32]uint64{}, sent: map[string][][]byte{}, relay: map[string][]string{}}
-	w, err := NewWire(1024)
-	if err != nil {
-		tb.Fatal(err)
-	}
 	log := uint8(0)
 	for 128<<log < rec.Path.MTU {
 		log++
@@ -201,9 +198,6 @@ func newReplay(tb testing.TB, rec *recording) *replay {
 			tb.Fatal(err)
 		}
 		n := newNode(tb, nodeConfig{name: name, mac: [6]byte(mac), ip: k.IP, clock: func() int64 { return r.now }})
-		if err := w.Join(n.card); err != nil {
-			tb.Fatal(err)
-		}
 		if err := n.card.WriteRegion(hw.BARCtrl, hw.RegDebugACKReqInterval, []byte{66, 0, 0, 0}); err != nil {
 			tb.Fatal(err)
 		}
@@ -220,6 +214,8 @@ func newReplay(tb testing.TB, rec *recording) *replay {
 		}
 	}
 	r.a, r.b = r.nodes["A"], r.nodes["B"]
+	r.join(1024)
+	r.onWire = r.wire
 	at := rec.Attr
 	connect(r.qps["A"], r.qps["B"], linkAttrs{mtu: hw.MTU(log), access: at.Access, timeout: at.Timeout, retry: at.Retry, rnr: at.RNRRetry, minRNR: at.MinRNR,
 		rdAtomic: at.RD, destRDAtomic: at.DestRD, flowLabel: rec.Path.FlowLabel, trafficClass: rec.Path.TrafficClass},
@@ -230,64 +226,28 @@ func newReplay(tb testing.TB, rec *recording) *replay {
 	return r
 }
 
-// run is the turns of the wire: a card takes in all that was delivered, and
-// transmits until idle; then the other.
-func (r *replay) run() {
-	r.tb.Helper()
-	for range 10_000 {
-		worked := false
-		for _, x := range []struct {
-			n   *node
-			dir string
-		}{{r.a, "A>B"}, {r.b, "B>A"}} {
-			for x.n.card.Step(r.now, 1<<16) {
-				worked = true
-			}
-			r.overhear(x.n, x.dir)
-		}
-		if !worked {
-			return
-		}
+// wire notes the frames that a card put on the wire, in order, and does to them
+// what the recording's relay did. pair.run keeps the turns: a card takes in all
+// that was delivered, and transmits until idle; then the other.
+func (r *replay) wire(dir string, f *frame) {
+	k := len(r.sent[dir])
+	r.sent[dir] = append(r.sent[dir], bytes.Clone(f.bytes()))
+	if k >= len(r.relay[dir]) {
+		return
 	}
-	r.tb.Fatal("the cards do not come to rest")
-}
-
-// overhear notes the frames that the card put on the wire, in order, and does to
-// them what the recording's relay did.
-func (r *replay) overhear(n *node, dir string) {
-	l := n.card.port.links.Load().out[1]
-	var batch []*frame
-	for lane := range l.lanes {
-		for i := l.lanes[lane].head.Load(); i != l.lanes[lane].tail.Load(); i++ {
-			f := l.lanes[lane].slot(i)
-			at := len(batch)
-			for at > 0 && batch[at-1].seq > f.seq {
-				at--
-			}
-			batch = append(batch[:at], append([]*frame{f}, batch[at:]...)...)
-		}
-	}
-	first := len(r.sent[dir])
-	for _, f := range batch {
-		r.sent[dir] = append(r.sent[dir], bytes.Clone(f.bytes()))
-	}
-	for i, f := range batch {
-		k := first + i
-		if k >= len(r.relay[dir]) {
-			break
-		}
-		switch r.relay[dir][k] {
-		case "drop":
-			f.buf[f.end-1] ^= 0xff // the receiver drops it for its ICRC
-		case "subst":
-			if strings.Contains(r.rec.Name, "reorder") && i+1 < len(batch) && r.relay[dir][k+1] == "subst" {
-				g := batch[i+1]
-				f.buf, g.buf = g.buf, f.buf
-				f.start, f.end, g.start, g.end = g.start, g.end, f.start, f.end
-				r.relay[dir][k+1] = "pass"
-			} else {
-				f.buf[f.end-1] ^= 0xff
-			}
+	switch r.relay[dir][k] {
+	case "drop":
+		spoil(f)
+	case "subst":
+		switch {
+		case r.rec.Name == "j_corrupt":
+			f.bytes()[200] ^= 1
+		case r.swapped == nil:
+			r.swapped = f
+		default:
+			g := r.swapped
+			f.buf, g.buf = g.buf, f.buf
+			f.start, f.end, g.start, g.end = g.start, g.end, f.start, f.end
 		}
 	}
 }

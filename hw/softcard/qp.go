@@ -16,10 +16,11 @@ type qpState struct {
 	timers timerHeap      // those that wait for a time
 	rates  []rateLimit
 
-	pkt     roce.Packet // the frame being received
-	promise *link       // of room for the answer to it
-	walk    walk        // the gather or scatter under way
-	again   wqe         // a WQE fetched again for a response
+	pkt     roce.Packet       // the frame being received
+	promise *link             // of room for the answer to it
+	walk    walk              // the gather or scatter under way
+	again   wqe               // a WQE fetched again for a response
+	wire    [1]gather.Segment // what a READ's response is gathered from
 	scratch [1 << maxRecvLogStride]byte
 	result  [atomicSize]byte
 }

@@ -8,6 +8,7 @@ import (
 
 	"rnic/hw"
 	"rnic/hw/mmio"
+	"rnic/hw/roce"
 	"rnic/vfio/vfiouser"
 )
 
@@ -441,6 +442,11 @@ type pair struct {
 	tb   testing.TB
 	now  int64
 	a, b *node
+
+	// onWire, if set, is called once with each frame on the wire, in the order of
+	// its direction ("A>B", "B>A"), before the receiver sees it. It may change it.
+	onWire func(dir string, f *frame)
+	tapped [2]uint64 // sequence numbers from which on it was not called yet
 }
 
 func newPair(tb testing.TB, slots int) *pair { return newPairOf(tb, slots, Limits{}, 0) }
@@ -450,16 +456,20 @@ func newPairOf(tb testing.TB, slots int, lim Limits, memory int) *pair {
 	clock := func() int64 { return p.now }
 	p.a = newNode(tb, nodeConfig{name: "a", mac: [6]byte{0x52, 0x54, 0, 0, 0, 0x0a}, ip: "10.0.0.1", limits: lim, memory: memory, clock: clock})
 	p.b = newNode(tb, nodeConfig{name: "b", mac: [6]byte{0x52, 0x54, 0, 0, 0, 0x0b}, ip: "10.0.0.2", limits: lim, memory: memory, clock: clock})
+	p.join(slots)
+	return p
+}
+
+func (p *pair) join(slots int) {
 	w, err := NewWire(slots)
 	if err != nil {
-		tb.Fatal(err)
+		p.tb.Fatal(err)
 	}
 	for _, n := range []*node{p.a, p.b} {
 		if err := w.Join(n.card); err != nil {
-			tb.Fatal(err)
+			p.tb.Fatal(err)
 		}
 	}
-	return p
 }
 
 // run steps the cards in turns, each until it finds nothing to do, until both do.
@@ -468,16 +478,63 @@ func (p *pair) run() {
 	p.tb.Helper()
 	for range 100_000 {
 		worked := false
-		for _, n := range []*node{p.a, p.b} {
+		for i, n := range []*node{p.a, p.b} {
 			for n.card.Step(p.now, 64) {
 				worked = true
 			}
+			p.tap(i, n)
 		}
 		if !worked {
 			return
 		}
 	}
 	p.tb.Fatal("the cards do not come to rest")
+}
+
+// tap shows the frames that node i put on the wire to onWire.
+func (p *pair) tap(i int, n *node) {
+	if p.onWire == nil {
+		return
+	}
+	l := n.card.port.links.Load().out[1]
+	var batch []*frame
+	for lane := range l.lanes {
+		for k := l.lanes[lane].head.Load(); k != l.lanes[lane].tail.Load(); k++ {
+			f := l.lanes[lane].slot(k)
+			if f.seq < p.tapped[i] {
+				continue
+			}
+			at := len(batch)
+			for at > 0 && batch[at-1].seq > f.seq {
+				at--
+			}
+			batch = append(batch[:at], append([]*frame{f}, batch[at:]...)...)
+		}
+	}
+	p.tapped[i] = l.seq
+	for _, f := range batch {
+		p.onWire([]string{"A>B", "B>A"}[i], f)
+	}
+}
+
+// spoil makes a frame one that the receiver drops for its ICRC: it is lost.
+func spoil(f *frame) { f.buf[f.end-1] ^= 0xff }
+
+// record keeps a copy of the frames of each direction.
+func (p *pair) record() map[string][][]byte {
+	sent := map[string][][]byte{}
+	p.onWire = func(dir string, f *frame) { sent[dir] = append(sent[dir], append([]byte{}, f.bytes()...)) }
+	return sent
+}
+
+// parsed is a frame as a roce.Packet.
+func parsed(tb testing.TB, b []byte) *roce.Packet {
+	tb.Helper()
+	p := &roce.Packet{}
+	if err := roce.Parse(b, p); err != nil {
+		tb.Fatal(err)
+	}
+	return p
 }
 
 // tick moves the clock to the next timer, and runs. false: there is no timer.
