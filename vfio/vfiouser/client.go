@@ -91,8 +91,9 @@ func Client(ctx context.Context, uc *net.UnixConn, addr string, opts ...Option) 
 	d.c.run(d.handle)
 	d.watching.Go(d.watch)
 	if err := d.setup(ctx); err != nil {
+		err = d.fail("open", "", err)
 		_ = d.Close()
-		return nil, d.fail("open", "", err)
+		return nil, err
 	}
 	return d, nil
 }

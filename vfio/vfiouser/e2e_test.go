@@ -88,18 +88,14 @@ func TestRegisters(t *testing.T) {
 	if db == nil || r.bar.Word32(0x0ffc) != nil || r.bar.Word32(0x2000) != nil {
 		t.Fatalf("doorbell mapped: %v, outside: %v %v", db, r.bar.Word32(0x0ffc), r.bar.Word32(0x2000))
 	}
-	r.e.mu.Lock()
-	before := len(r.e.writes)
-	r.e.mu.Unlock()
+	_, _, _, before := r.e.counts()
 	mmio.Store32(db, 0xd00be11)
 	if got := le.Uint32(r.e.doorbell.Bytes()[0x1010:]); got != 0xd00be11 {
 		t.Errorf("doorbell is %#x in the function", got)
 	}
-	r.e.mu.Lock()
-	if len(r.e.writes) != before {
+	if _, _, _, after := r.e.counts(); after != before {
 		t.Errorf("the store came by message")
 	}
-	r.e.mu.Unlock()
 	// The same word by message.
 	var b [4]byte
 	if err := r.ReadRegion(vfio.RegionBAR0, 0x1010, b[:]); err != nil || le.Uint32(b[:]) != 0xd00be11 {
@@ -452,10 +448,8 @@ func TestResetAndFLR(t *testing.T) {
 	if err := r.cfg.FLR(ctx); err != nil {
 		t.Fatal(err)
 	}
-	r.e.mu.Lock()
-	defer r.e.mu.Unlock()
-	if r.e.resets != 2 {
-		t.Errorf("%d resets, want 2", r.e.resets)
+	if _, _, n, _ := r.e.counts(); n != 2 {
+		t.Errorf("%d resets, want 2", n)
 	}
 }
 

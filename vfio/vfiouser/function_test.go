@@ -214,6 +214,13 @@ func (e *engine) lastError() error {
 	return e.last
 }
 
+// counts gives how often the engine was attached, detached, reset and written to.
+func (e *engine) counts() (attached, detached, resets, writes int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.attached, e.detached, e.resets, len(e.writes)
+}
+
 func (e *engine) host() Host {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -232,8 +239,12 @@ func serve(t testing.TB, c *net.UnixConn, e Function, opts ...Option) <-chan err
 	t.Helper()
 	res := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() { res <- Serve(ctx, c, e, opts...) }()
-	t.Cleanup(cancel)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		res <- Serve(ctx, c, e, opts...)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
 	return res
 }
 

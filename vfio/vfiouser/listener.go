@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,11 +14,11 @@ import (
 	"rnic/vfio"
 )
 
-// refusalTime is how long a client that finds the function held has to say
-// VERSION, and refusals how many are told so at once.
+// A new client has greetTime to say VERSION, and so many may be about to: one
+// that says nothing holds no function and keeps nobody out for long.
 const (
-	refusalTime = time.Second
-	refusals    = 4
+	greetTime = time.Second
+	greetings = 64
 )
 
 // Listener offers functions at a socket's path.
@@ -68,22 +69,17 @@ func (l *Listener) Close() error { return l.l.Close() }
 // Serve offers f to one client after another until the context ends or the
 // listener is closed. While one holds the function, others are refused as
 // busy; those that speak this package's protocol learn the holder's pid.
-// report, if set, is told how each session ended.
+// report, if set, is told how each session ended, from its goroutine.
 func (l *Listener) Serve(ctx context.Context, f Function, report func(error)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.l.Close() })
 	defer stop()
-	free := make(chan struct{}, 1) // holds a token while no client is attached
-	free <- struct{}{}
-	refusing := make(chan struct{}, refusals)
-	sessions := make(chan struct{})
-	running, pid := 0, 0
-	defer func() {
-		for range running {
-			<-sessions
-		}
-	}()
+	h := &holding{free: make(chan struct{}, 1)}
+	h.free <- struct{}{}
+	greeting := make(chan struct{}, greetings)
+	var sessions sync.WaitGroup
+	defer sessions.Wait()
 	for {
-		c, err := l.l.AcceptUnix()
+		uc, err := l.l.AcceptUnix()
 		if err != nil {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
@@ -100,52 +96,96 @@ func (l *Listener) Serve(ctx context.Context, f Function, report func(error)) er
 			}
 			return &vfio.Error{Addr: "vfio-user:" + l.l.Addr().String(), Op: "accept", Err: err}
 		}
-		for drained := false; !drained; {
-			select {
-			case <-sessions:
-				running--
-			default:
-				drained = true
-			}
-		}
 		select {
-		case <-free:
-			pid = peerPID(c)
-			running++
-			go func() {
-				err := Serve(ctx, c, f, l.opts...)
-				free <- struct{}{}
-				if report != nil {
-					report(err)
-				}
-				sessions <- struct{}{}
-			}()
-		case refusing <- struct{}{}:
-			running++
-			go func() {
-				refuse(c, pid)
-				<-refusing
-				sessions <- struct{}{}
-			}()
+		case greeting <- struct{}{}:
 		default:
-			_ = c.Close()
+			_ = uc.Close()
+			continue
 		}
+		sessions.Go(func() {
+			served, err := l.session(ctx, uc, f, h, func() { <-greeting })
+			if served && report != nil {
+				report(err)
+			}
+		})
 	}
 }
 
-// refuse tells a client that the function is held.
-func refuse(uc *net.UnixConn, pid int) {
-	c := newConn(uc, refusalTime)
+// session greets a client, and serves it if the function is free.
+func (l *Listener) session(ctx context.Context, uc *net.UnixConn, f Function, h *holding, greeted func()) (served bool, err error) {
+	o := buildOptions(l.opts)
+	c := newConn(uc, o.timeout)
 	defer c.fail(vfio.ErrClosed)
-	_ = uc.SetReadDeadline(time.Now().Add(refusalTime))
-	m, err := c.read()
+	defer context.AfterFunc(ctx, func() { c.fail(context.Cause(ctx)) })()
+	m, err := greet(c, min(greetTime, o.timeout))
+	if err == nil && !h.take(uc, o.timeout) {
+		refuse(c, m, h.pid())
+		err = vfio.ErrBusy
+	}
+	greeted()
 	if err != nil {
-		return
+		return false, err
 	}
-	m.closeFDs()
-	if m.cmd != cmdVersion || m.reply() {
-		return
+	defer func() { h.free <- struct{}{} }()
+	return true, attend(c, m, f, o)
+}
+
+// holding says which client has the function.
+type holding struct {
+	free chan struct{} // holds a token while no client is attached
+	mu   sync.Mutex
+	uc   *net.UnixConn
+}
+
+func (h *holding) pid() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return peerPID(h.uc)
+}
+
+// take makes uc the holder if there is none. One that has hung up is waited
+// for, so that who closes a function can open it again at once.
+func (h *holding) take(uc *net.UnixConn, timeout time.Duration) bool {
+	select {
+	case <-h.free:
+	default:
+		h.mu.Lock()
+		leaving := h.uc == nil || hungUp(h.uc)
+		h.mu.Unlock()
+		if !leaving {
+			return false
+		}
+		t := time.NewTimer(timeout)
+		defer t.Stop()
+		select {
+		case <-h.free:
+		case <-t.C:
+			return false
+		}
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.uc = uc
+	return true
+}
+
+// hungUp says whether the other end of c is closed, or this one.
+func hungUp(c *net.UnixConn) bool {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = rc.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		gone = err == nil && n == 1
+	})
+	return gone || err != nil
+}
+
+// refuse tells a client that the function is held.
+func refuse(c *conn, m *message, pid int) {
 	_, minor, caps, err := decodeVersion(m.body)
 	if err != nil || caps.Holder == nil {
 		c.answer(m, nil, nil, unix.EBUSY)

@@ -60,61 +60,63 @@ type session struct {
 func Serve(ctx context.Context, uc *net.UnixConn, f Function, opts ...Option) error {
 	o := buildOptions(opts)
 	c := newConn(uc, o.timeout)
-	stop := context.AfterFunc(ctx, func() { c.fail(context.Cause(ctx)) })
-	defer stop()
 	defer c.fail(vfio.ErrClosed)
-
-	s := &session{c: c, f: f}
-	if err := s.describe(f.Regions(), f.IRQs()); err != nil {
-		return err
+	defer context.AfterFunc(ctx, func() { c.fail(context.Cause(ctx)) })()
+	m, err := greet(c, o.timeout)
+	if err != nil {
+		return orderly(err)
 	}
-	m, err := s.negotiate(o.timeout)
+	return attend(c, m, f, o)
+}
+
+// orderly makes the end of a session that is none of anybody's fault nil.
+func orderly(err error) error {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		return nil
+	}
+	return fmt.Errorf("vfio-user: serve: %w", err)
+}
+
+// greet reads the client's VERSION.
+func greet(c *conn, timeout time.Duration) (*message, error) {
+	_ = c.uc.SetReadDeadline(time.Now().Add(timeout))
+	m, err := c.read()
 	if err != nil {
 		if e := c.cause(); e != nil {
 			err = e
 		}
-		if errors.Is(err, io.EOF) {
-			return nil // a client that left without a word
-		}
-		return fmt.Errorf("vfio-user: serve: %w", err)
+		return nil, err
 	}
-	answer, lim, _, err := accept(m.body)
-	if err == nil && len(m.fds) > 0 {
-		err = protocolError("descriptors with VERSION")
+	_ = c.uc.SetReadDeadline(time.Time{})
+	m.closeFDs() // none are expected
+	if m.cmd != cmdVersion || m.reply() || m.flags&flagNoReply != 0 {
+		return nil, protocolError("%v before VERSION", m.cmd)
 	}
-	m.closeFDs()
+	return m, nil
+}
+
+// attend serves a client that has said VERSION, until its end.
+func attend(c *conn, m *message, f Function, o options) error {
+	s := &session{c: c, f: f}
+	irqs := f.IRQs()
+	if err := s.describe(f.Regions(), irqs); err != nil {
+		return err
+	}
+	answer, lim, err := accept(m.body)
 	if err != nil {
 		c.answer(m, nil, nil, err)
-		return fmt.Errorf("vfio-user: serve: %w", err)
+		return orderly(err)
 	}
 	s.lim = lim
 	s.h = newHost(c, lim, o.dmaTimeout)
-	s.h.irqs.init(f.IRQs())
+	s.h.irqs.init(irqs)
 	f.Attach(s.h)
 	c.answer(m, answer, nil, nil)
 	c.run(s.handle)
 	c.running.Wait()
 	s.h.close()
 	f.Detach()
-	if err := c.cause(); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-		return fmt.Errorf("vfio-user: serve: %w", err)
-	}
-	return nil
-}
-
-// negotiate reads the client's VERSION.
-func (s *session) negotiate(timeout time.Duration) (*message, error) {
-	_ = s.c.uc.SetReadDeadline(time.Now().Add(timeout))
-	m, err := s.c.read()
-	if err != nil {
-		return nil, err
-	}
-	_ = s.c.uc.SetReadDeadline(time.Time{})
-	if m.cmd != cmdVersion || m.reply() || m.flags&flagNoReply != 0 {
-		m.closeFDs()
-		return nil, protocolError("%v before VERSION", m.cmd)
-	}
-	return m, nil
+	return orderly(c.cause())
 }
 
 // describe checks and keeps what the function says of itself.

@@ -128,17 +128,17 @@ func (c *capabilities) limits() (limits, error) {
 
 // accept is the server's part: it checks a proposal and gives the answer,
 // whose capabilities are a subset of the proposed ones.
-func accept(body []byte) (answer []byte, l limits, proposed *capabilities, err error) {
+func accept(body []byte) (answer []byte, l limits, err error) {
 	major, minor, c, err := decodeVersion(body)
 	if err != nil {
-		return nil, limits{}, nil, err
+		return nil, limits{}, err
 	}
 	if major != versionMajor {
-		return nil, limits{}, nil, fmt.Errorf("client speaks version %d.%d, this server %d.%d: %w",
+		return nil, limits{}, fmt.Errorf("client speaks version %d.%d, this server %d.%d: %w",
 			major, minor, versionMajor, versionMinor, vfio.ErrNotSupported)
 	}
 	if l, err = c.limits(); err != nil {
-		return nil, limits{}, nil, err
+		return nil, limits{}, err
 	}
 	ours := ourCapabilities()
 	l.maps = min(l.maps, maxMaps)
@@ -160,7 +160,7 @@ func accept(body []byte) (answer []byte, l limits, proposed *capabilities, err e
 		ours.WriteMultiple = nil
 	}
 	answer, err = encodeVersion(min(minor, versionMinor), ours)
-	return answer, l, c, err
+	return answer, l, err
 }
 
 // agree is the client's part: it checks the server's answer.

@@ -1,0 +1,590 @@
+package vfiouser
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"rnic/vfio"
+)
+
+// TestMain lets the test binary be the server process of the tests below.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("VFIOUSER_TEST_SERVER"); path != "" {
+		os.Exit(serverProcess(path))
+	}
+	os.Exit(m.Run())
+}
+
+func serverProcess(path string) int {
+	t := &processT{}
+	l, err := Listen(path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println("ready")
+	_ = l.Serve(context.Background(), newEngine(t), nil)
+	return 0
+}
+
+// processT is the testing.TB of a process that runs no test.
+type processT struct{ testing.TB }
+
+func (*processT) Helper()           {}
+func (*processT) Cleanup(func())    {}
+func (*processT) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
+
+// startServer runs a server in another process and gives its socket.
+func startServer(t *testing.T) (string, *exec.Cmd) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "card.sock")
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "VFIOUSER_TEST_SERVER="+path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if s, err := bufio.NewReader(out).ReadString('\n'); err != nil || s != "ready\n" {
+		t.Fatalf("server: %q, %v", s, err)
+	}
+	return path, cmd
+}
+
+// The server process is killed under a client in the middle of everything:
+// every call ends in a typed error, mappings read as all ones, Done is closed.
+func TestServerKilled(t *testing.T) {
+	path, cmd := startServer(t)
+	dev, err := vfio.Open(context.Background(), "vfio-user:"+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dev.Close() }()
+	bar, err := vfio.NewBAR(dev, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = bar.Release() }()
+	db := bar.Window(0x1000, 0x1000)
+	db[0] = 1
+	m := alloc(t, 0x1000)
+	if err := dev.MapDMA(0x100000, m, 0, 0x1000, vfio.ProtReadWrite); err != nil {
+		t.Fatal(err)
+	}
+	// Callers in each kind of call while it dies.
+	calls := map[string]func() error{
+		"read":  func() error { return dev.ReadRegion(0, 0, make([]byte, 4)) },
+		"write": func() error { return dev.WriteRegion(0, 8, make([]byte, 4)) },
+		"map": func() error {
+			err := dev.MapDMA(0x200000, m, 0, 0x1000, vfio.ProtRead)
+			if err == nil {
+				err = dev.UnmapDMA(0x200000, 0x1000)
+			}
+			return err
+		},
+		"reset": func() error { return dev.Reset(context.Background()) },
+		"irq":   func() error { _, err := dev.IRQ(2); return err },
+	}
+	var wg sync.WaitGroup
+	var going atomic.Int32
+	for name, f := range calls {
+		wg.Go(func() {
+			for first := true; ; first = false {
+				if err := f(); err != nil {
+					if !errors.Is(err, vfio.ErrGone) {
+						t.Errorf("%s: %v", name, err)
+					}
+					return
+				}
+				if first {
+					going.Add(1)
+				}
+			}
+		})
+	}
+	for int(going.Load()) < len(calls) {
+		runtime.Gosched()
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	<-dev.Done()
+	if !errors.Is(dev.Err(), vfio.ErrGone) {
+		t.Errorf("Err: %v", dev.Err())
+	}
+	for i, b := range db {
+		if b != 0xff {
+			t.Fatalf("byte %#x of the doorbell page is %#x", i, b)
+		}
+	}
+	db[0] = 0 // a store goes nowhere
+	if v := bar.Load32(0); v != ^uint32(0) || !errors.Is(bar.Err(), vfio.ErrGone) {
+		t.Errorf("register %#x, %v", v, bar.Err())
+	}
+	if e := <-dev.Events(); e != vfio.EventGone {
+		t.Errorf("event %v", e)
+	}
+	for name, f := range calls {
+		if err := f(); !errors.Is(err, vfio.ErrGone) {
+			t.Errorf("%s, afterwards: %v", name, err)
+		}
+	}
+	if _, err := dev.MapRegion(0); !errors.Is(err, vfio.ErrGone) {
+		t.Errorf("map region, afterwards: %v", err)
+	}
+	if err := dev.SetIRQs(2, 0, []int{-1}); !errors.Is(err, vfio.ErrGone) {
+		t.Errorf("set irqs, afterwards: %v", err)
+	}
+	if err := m.Close(); err != nil {
+		t.Errorf("the memory is held by a dead device: %v", err)
+	}
+}
+
+// A stopped server is as good as gone: the call ends in its time.
+func TestServerStopped(t *testing.T) {
+	path, cmd := startServer(t)
+	dev, err := Dial(context.Background(), path, WithTimeout(300*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dev.Close() }()
+	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	err = dev.ReadRegion(0, 0, make([]byte, 4))
+	if !errors.Is(err, vfio.ErrTimeout) || !errors.Is(err, vfio.ErrGone) {
+		t.Errorf("%v", err)
+	}
+	<-dev.Done()
+}
+
+// A client that is killed leaves a function that the next one finds clean.
+func TestListener(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "card.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket %v, %v", st.Mode(), err)
+	}
+	e := newEngine(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended, reports := make(chan error, 1), make(chan error, 16)
+	go func() { ended <- l.Serve(ctx, e, func(err error) { reports <- err }) }()
+
+	d, err := Dial(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A second client learns who holds it; one that speaks less, that it is busy.
+	_, err = Dial(ctx, path)
+	var busy *vfio.BusyError
+	if !errors.As(err, &busy) || busy.PID != os.Getpid() || !errors.Is(err, vfio.ErrBusy) {
+		t.Errorf("second client: %v", err)
+	}
+	c, err := (&netDialer{}).dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRaw(t, c)
+	r.send(versionRequest)
+	r.expect("refusal", `0100 0100 1000 0000 2100 0000 1000 0000`)
+	// A second server finds the path taken.
+	if _, err := Listen(path); !errors.As(err, &busy) || busy.PID != os.Getpid() {
+		t.Errorf("second server: %v", err)
+	}
+	// A crowd of silent clients does not keep the next good one out for long.
+	for range 20 {
+		c, err := (&netDialer{}).dial(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	if err := d.SetIRQs(vfio.IRQMSIX, 0, []int{-1}); err != nil {
+		t.Errorf("the holder was disturbed: %v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reports; err != nil {
+		t.Errorf("session: %v", err)
+	}
+	d, err = Dial(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, d, _, _ := e.counts(); a != 2 || d != 1 {
+		t.Errorf("attached %d, detached %d", a, d)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Serve: %v", err)
+	}
+	<-d.Done()
+	_ = d.Close()
+	if _, err := Dial(context.Background(), path); !errors.Is(err, vfio.ErrNotFound) {
+		t.Errorf("after the end: %v", err)
+	}
+	// A socket that a dead server left is replaced; a file is not.
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Bind(s, &unix.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(s)
+	l, err = Listen(path)
+	if err != nil {
+		t.Fatalf("over a dead socket: %v", err)
+	}
+	_ = l.Close()
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path); !errors.Is(err, vfio.ErrExists) {
+		t.Errorf("over a file: %v", err)
+	}
+}
+
+func TestOpenByScheme(t *testing.T) {
+	ctx := context.Background()
+	if _, err := vfio.Open(ctx, "soft:x"); !errors.Is(err, vfio.ErrNotSupported) || !strings.Contains(err.Error(), `import _ "rnic/hw/softcard/soft"`) {
+		t.Errorf("a scheme that is not linked in: %v", err)
+	}
+	if _, err := vfio.Open(ctx, "nosuch:x"); !errors.Is(err, vfio.ErrNotSupported) || !strings.Contains(err.Error(), "vfio-user") {
+		t.Errorf("an unknown scheme: %v", err)
+	}
+	if _, err := vfio.Open(ctx, "0000:03:00.0"); !errors.Is(err, vfio.ErrNotSupported) {
+		t.Errorf("a PCI address: %v", err)
+	}
+	if _, err := vfio.Open(ctx, "nothing"); !errors.Is(err, vfio.ErrInvalid) {
+		t.Errorf("no scheme: %v", err)
+	}
+	if _, err := vfio.Open(ctx, "vfio-user:/nonexistent"); !errors.Is(err, vfio.ErrNotFound) {
+		t.Errorf("no socket: %v", err)
+	}
+}
+
+// 1,000 sessions leave as much behind as ten do: nothing.
+func TestLeaks(t *testing.T) {
+	n := 1000
+	if testing.Short() {
+		n = 100
+	}
+	path := filepath.Join(t.TempDir(), "card.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEngine(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	reports := make(chan error)
+	go func() { _ = l.Serve(ctx, e, func(err error) { reports <- err }) }()
+	m := alloc(t, 0x1000)
+	session := func() {
+		d, err := Dial(ctx, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bar, err := vfio.NewBAR(d, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(d.SetIRQs(2, 3, []int{fd}), d.MapDMA(0x100000, m, 0, 0x1000, vfio.ProtReadWrite)); err != nil {
+			t.Fatal(err)
+		}
+		_ = d.Close()
+		_ = unix.Close(fd)
+		if err := bar.Release(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-reports; err != nil {
+			t.Fatal(err)
+		}
+	}
+	var fds, maps, goroutines int
+	count := func() (int, int, int) { return countFDs(t), countMaps(t), runtime.NumGoroutine() }
+	for i := range n {
+		session()
+		if i == 9 {
+			fds, maps, goroutines = count()
+		}
+	}
+	// The last session's goroutine is about to end.
+	var f, mm, g int
+	for range 1000 {
+		if f, mm, g = count(); g <= goroutines {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if f != fds || mm != maps || g > goroutines {
+		t.Errorf("after %d sessions: %d descriptors, %d mappings, %d goroutines; after ten: %d, %d, %d", n, f, mm, g, fds, maps, goroutines)
+	}
+}
+
+// An unmap abandons DMA by message in its range, and does not wait for DMA by
+// message elsewhere: the client is not able to answer until it has its answer.
+func TestUnmapAbandons(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		at     uint64
+		reason DMAReason
+	}{{"in the range", 0x10000, DMAAbandoned}, {"elsewhere", 0x30000, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEngine(t)
+			r, _ := rawClient(t, e)
+			for _, a := range []string{"0000 0100", "0000 0300"} {
+				r.send(`0200 0200 3000 0000 0000 0000 0000 0000
+					2000 0000 0300 0000 0000 0000 0000 0000 ` + a + ` 0000 0000 0010 0000 0000 0000`)
+				r.expect("map", `0200 0200 1000 0000 0100 0000 0000 0000`)
+			}
+			e.host().SetBusMaster(true)
+			res := make(chan error, 1)
+			got := []byte{1, 2, 3, 4}
+			e.work <- func(h Host) {
+				h.Enter()
+				defer h.Exit()
+				res <- h.Read(c.at, got)
+			}
+			if b, err := r.recv(); err != nil || b[2] != 0x0b {
+				t.Fatalf("%x, %v", b, err)
+			}
+			// The DMA_READ is unanswered; the unmap is answered all the same.
+			r.send(`0300 0300 2800 0000 0000 0000 0000 0000  1800 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+			r.expect("unmap", `0300 0300 2800 0000 0100 0000 0000 0000  1800 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+			if c.reason != 0 {
+				if err := <-res; reasonOf(err) != c.reason {
+					t.Errorf("%v", err)
+				}
+				if st := e.host().Stats(); st.Abandoned != 1 || st.Faults != 1 {
+					t.Errorf("%+v", st)
+				}
+			}
+			// The late answer: of the abandoned one it is discarded.
+			r.send(fmt.Sprintf(`0000 0b00 2400 0000 0100 0000 0000 0000  0000 %02x00 0000 0000 0400 0000 0000 0000  0a0b 0c0d`, c.at>>16))
+			if c.reason == 0 {
+				if err := <-res; err != nil || got[0] != 0x0a {
+					t.Errorf("%x, %v", got, err)
+				}
+			} else if got[0] != 1 {
+				t.Errorf("the late answer was written: %x", got)
+			}
+			r.send(`0400 0d00 1000 0000 0000 0000 0000 0000`)
+			r.expect("the connection goes on", `0400 0d00 1000 0000 0100 0000 0000 0000`)
+		})
+	}
+}
+
+// Reset, bus mastering off and the client's end abandon DMA by message too; a
+// client that never answers costs its own time only.
+func TestMessageDMAEnds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(r *raw)
+		want DMAReason
+	}{
+		{"reset", func(r *raw) { r.send(`0400 0d00 1000 0000 0000 0000 0000 0000`) }, DMAAbandoned},
+		{"bus mastering off", func(r *raw) {
+			r.send(`0500 0a00 2200 0000 0000 0000 0000 0000  0400 0000 0000 0000 0700 0000 0200 0000 0000`)
+		}, DMAAbandoned},
+		{"hang-up", func(r *raw) { _ = r.Close() }, DMAAbandoned},
+		{"silence", func(r *raw) {}, DMATimeout},
+		{"wrong length", func(r *raw) {
+			r.send(`0000 0b00 2300 0000 0100 0000 0000 0000  0000 0100 0000 0000 0300 0000 0000 0000  010203`)
+		}, DMARejected},
+		{"wrong address", func(r *raw) {
+			r.send(`0000 0b00 2400 0000 0100 0000 0000 0000  0001 0100 0000 0000 0400 0000 0000 0000  01020304`)
+		}, DMARejected},
+		{"wrong command", func(r *raw) { r.send(`0000 0c00 1000 0000 2100 0000 0500 0000`) }, DMAAbandoned},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEngine(t)
+			r, _ := rawClient(t, e, WithDMATimeout(500*time.Millisecond))
+			r.send(`0200 0200 3000 0000 0000 0000 0000 0000
+				2000 0000 0300 0000 0000 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+			r.expect("map", `0200 0200 1000 0000 0100 0000 0000 0000`)
+			r.send(`0500 0a00 2200 0000 0000 0000 0000 0000  0400 0000 0000 0000 0700 0000 0200 0000 0400`)
+			r.expect("config", `0500 0a00 2000 0000 0100 0000 0000 0000  0400 0000 0000 0000 0700 0000 0200 0000`)
+			res := make(chan error, 1)
+			e.work <- func(h Host) {
+				h.Enter()
+				defer h.Exit()
+				res <- h.Read(0x10000, make([]byte, 4))
+			}
+			if b, err := r.recv(); err != nil || b[2] != 0x0b {
+				t.Fatalf("%x, %v", b, err)
+			}
+			c.end(r)
+			if err := <-res; reasonOf(err) != c.want {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+// A client that never reads: its own session ends, in time; another's does
+// not notice.
+func TestPeerThatDoesNotRead(t *testing.T) {
+	good := newRig(t)
+	e := newEngine(t)
+	r, res := rawClient(t, e, WithTimeout(300*time.Millisecond))
+	read := unhex(`0f00 0900 2000 0000 0000 0000 0000 0000  0000 0000 0000 0000 0000 0000 0010 0000`)
+	_ = r.SetWriteDeadline(time.Time{})
+	for { // until the server hangs up
+		if _, err := r.Write(read); err != nil {
+			break
+		}
+		if v := good.bar.Load32(0); v != engineMagic {
+			t.Fatalf("the other session: %#x, %v", v, good.bar.Err())
+		}
+	}
+	if err := <-res; !errors.Is(err, vfio.ErrTimeout) {
+		t.Errorf("%v", err)
+	}
+	if good.bar.Err() != nil {
+		t.Error(good.bar.Err())
+	}
+}
+
+// The same at the other end: a server that floods a client with DMA requests
+// and takes no answers.
+func TestServerThatDoesNotRead(t *testing.T) {
+	r, dev, _ := rawServer(t, WithTimeout(300*time.Millisecond))
+	r.handshake()
+	d := <-dev
+	defer func() { _ = d.Close() }()
+	req := unhex(`0700 0b00 2000 0000 0000 0000 0000 0000  0800 0400 0000 0000 0500 0000 0000 0000`)
+	_ = r.SetWriteDeadline(time.Time{})
+	for {
+		if _, err := r.Write(req); err != nil {
+			break
+		}
+	}
+	<-d.Done()
+	if err := d.Err(); !errors.Is(err, vfio.ErrGone) || !errors.Is(err, vfio.ErrTimeout) {
+		t.Errorf("%v", err)
+	}
+}
+
+// The server's messages come between commands and their replies, under load
+// from both sides, and every byte is right.
+func TestInterleaving(t *testing.T) {
+	r := newRig(t)
+	m := wrap(t, 64<<10)
+	for i := range m.Bytes() {
+		m.Bytes()[i] = byte(i / 256)
+	}
+	d, err := r.s.Map(m, 0, m.Size(), vfio.ProtReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for k := range 4 {
+		wg.Go(func() {
+			var b [4]byte
+			for n := uint32(0); ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				off := uint64(0x100 + 8*k)
+				if err := r.WriteRegion(0, off, le.AppendUint32(nil, n)); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := r.ReadRegion(0, off, b[:]); err != nil || le.Uint32(b[:]) != n {
+					t.Errorf("register %#x is %x after writing %#x: %v", off, b, n, err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		r.e.do(func(h Host) {
+			h.Enter()
+			defer h.Exit()
+			got := make([]byte, 256)
+			if err := h.Read(d.IOVA()+uint64(256*(i%256)), got); err != nil || got[0] != byte(i) || got[255] != byte(i) {
+				t.Errorf("read %d: %x, %v", i, got[0], err)
+			}
+			if err := h.Write(d.IOVA()+uint64(256*(i%256)), got); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// Maps and unmaps race with DMA: after an unmap nothing touches the memory.
+func TestUnmapRace(t *testing.T) {
+	r := newRig(t)
+	for _, m := range []*vfio.Memory{alloc(t, 0x4000), wrap(t, 0x4000)} {
+		var stop atomic.Bool
+		done := make(chan bool)
+		r.e.work <- func(h Host) {
+			defer close(done)
+			one := []byte{1}
+			for !stop.Load() {
+				h.Enter()
+				err := h.Write(0x100123, one)
+				h.Exit()
+				if why := reasonOf(err); err != nil && why != DMAUnmapped && why != DMAAbandoned {
+					t.Errorf("%v", err)
+					return
+				}
+			}
+		}
+		touched := 0
+		for range 300 {
+			if err := r.MapDMA(0x100000, m, 0, 0x4000, vfio.ProtReadWrite); err != nil {
+				t.Fatal(err)
+			}
+			var b [4]byte
+			_ = r.ReadRegion(0, 0, b[:]) // leave it a while
+			if err := r.UnmapDMA(0x100000, 0x4000); err != nil {
+				t.Fatal(err)
+			}
+			touched += int(loadByte(m.Bytes(), 0x123))
+			storeByte(m.Bytes(), 0x123, 0)
+			_ = r.ReadRegion(0, 0, b[:])
+			if loadByte(m.Bytes(), 0x123) != 0 {
+				t.Fatal("memory was written after its unmap")
+			}
+		}
+		stop.Store(true)
+		<-done
+		if touched == 0 {
+			t.Error("the writes never landed: nothing was tested")
+		}
+	}
+}
