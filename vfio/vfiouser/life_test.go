@@ -54,6 +54,7 @@ func startServer(t *testing.T) (string, *exec.Cmd) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "VFIOUSER_TEST_SERVER="+path)
 	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
