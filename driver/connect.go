@@ -127,9 +127,14 @@ func (q *QP) ConnectVia(ctx context.Context, c net.Conn, private []byte) (Endpoi
 	if err := c.SetDeadline(deadline); err != nil {
 		return Endpoint{}, q.fail(op, err)
 	}
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	fired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.SetDeadline(time.Unix(1, 0))
+		close(fired)
+	})
 	peer, err := q.exchange(ctx, c, b)
 	if !stop() {
+		<-fired
 		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.Cause(ctx)})
 	}
 	if e := c.SetDeadline(time.Time{}); err == nil {

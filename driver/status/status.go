@@ -293,9 +293,14 @@ func (t *stream[T]) Next(ctx context.Context) (v T, err error) {
 		return v, t.err
 	}
 	// Wait for the line's beginning, which may be given up, then read it.
-	stop := context.AfterFunc(ctx, func() { t.s.c.SetReadDeadline(time.Unix(1, 0)) })
+	fired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = t.s.c.SetReadDeadline(time.Unix(1, 0))
+		close(fired)
+	})
 	_, err = t.s.r.Peek(1)
 	if !stop() {
+		<-fired
 		if e := t.s.c.SetReadDeadline(time.Time{}); e != nil && err == nil {
 			err = e
 		}
