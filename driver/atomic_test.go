@@ -11,12 +11,7 @@ import (
 // TestMisalignedAtomic: an atomic that can never work is refused at the post, and
 // nothing is queued; its neighbour at the multiple of 8 is taken.
 func TestMisalignedAtomic(t *testing.T) {
-	a, b := newSide(t, "soft:a?wire=misaligned"), newSide(t, "soft:b?wire=misaligned")
-	for _, s := range []struct{ from, to *side }{{a, b}, {b, a}} {
-		if err := s.from.qp.Connect(context.Background(), s.to.qp.Endpoint()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	a, b := newPair(t, smallQP)
 	for _, op := range []driver.Opcode{driver.CompareSwap, driver.FetchAdd} {
 		wr := driver.SendWR{Opcode: op, Flags: driver.Signaled, SGEs: []driver.SGE{a.mr.SGE(0, 8)}, Remote: b.mr.Remote().At(65)}
 		if err := a.qp.PostSend(&wr); !errors.Is(err, driver.ErrInvalid) {

@@ -179,7 +179,7 @@ func (q *QP) create(ctx context.Context) (err error) {
 	d, i := q.pd.d, &q.init
 	blocks := roundUp(max(i.MaxSendWR*i.sendBlocks(), hw.SQMinBlocks))
 	stride := queues.RQStride(i.MaxRecvSGE)
-	entries := roundUp(i.MaxRecvWR)
+	entries := roundUp(max(i.MaxRecvWR, 2))
 	sqBytes := blocks * hw.WQEBlock
 	rqOffset := (sqBytes + 4095) &^ 4095
 	keep := false // the card may use what was taken
