@@ -17,6 +17,9 @@ import (
 type TraceOptions struct {
 	QPN   uint32 // of this QP only; 0: of all
 	Count int    // the stream ends after so many; 0: it does not end by itself
+	// Entries is for how many records the card's ring and the stream shall have room, rounded up to a power of
+	// two of at most 2^20. 0: 2^13. A ring that runs for others stays as it is.
+	Entries int
 }
 
 // CaptureOptions say what a capture stream gives.
@@ -68,6 +71,7 @@ const (
 	captureEntries = 1 << 10
 	captureStride  = 13 // 8 KiB a slot
 	streamRecords  = 1 << 14
+	maxRecords     = 1 << 20
 )
 
 // ring is a ring of records of the card.
@@ -79,9 +83,9 @@ type recordRing[T any] interface {
 // recorder shares a ring of the card among streams.
 type recorder[T any] struct {
 	d     *Device
-	start func(ctx context.Context, all bool, qpn uint32) (recordRing[T], error) // starts the ring anew
+	start func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[T], error) // starts the ring anew
 	stop  func(ctx context.Context) error
-	of    func(r *T) uint32 // the record's QP
+	of    func(r *T) (qpn uint32, lost *uint32) // the record's QP and count of lost ones
 
 	ctl ctlLock // for start and stop
 
@@ -97,6 +101,7 @@ type stream[T any] struct {
 	r    *recorder[T]
 	qpn  uint32
 	left int // records until the end, -1: no end
+	room int // records that are kept for a slow reader
 
 	// Under r.mu.
 	buf    []T
@@ -104,10 +109,10 @@ type stream[T any] struct {
 	closed bool
 }
 
-// open makes a stream and has the ring record what it wants.
-func (r *recorder[T]) open(ctx context.Context, qpn uint32, count int) (*stream[T], error) {
-	if count < 0 || qpn >= 1<<24 {
-		return nil, fmt.Errorf("count %d, QP %#x: %w", count, qpn, ErrInvalid)
+// open makes a stream and has the ring record what it wants. entries is the room of a ring that is started for it.
+func (r *recorder[T]) open(ctx context.Context, qpn uint32, count, entries int) (*stream[T], error) {
+	if count < 0 || qpn >= 1<<24 || entries < 1 || entries > maxRecords {
+		return nil, fmt.Errorf("count %d, QP %#x, %d entries: %w", count, qpn, entries, ErrInvalid)
 	}
 	if err := r.ctl.lock(ctx); err != nil {
 		return nil, err
@@ -116,7 +121,7 @@ func (r *recorder[T]) open(ctx context.Context, qpn uint32, count int) (*stream[
 	if err := r.d.alive(); err != nil {
 		return nil, err
 	}
-	s := &stream[T]{r: r, qpn: qpn, left: count}
+	s := &stream[T]{r: r, qpn: qpn, left: count, room: max(streamRecords, entries)}
 	if count == 0 {
 		s.left = -1
 	}
@@ -134,7 +139,7 @@ func (r *recorder[T]) open(ctx context.Context, qpn uint32, count int) (*stream[
 			r.ring = nil
 			r.mu.Unlock()
 		}
-		ring, err := r.start(ctx, all, qpn)
+		ring, err := r.start(ctx, entries, all, qpn)
 		if err != nil {
 			return nil, err
 		}
@@ -161,15 +166,17 @@ func (r *recorder[T]) pump() {
 			break
 		}
 		took = true
-		qpn := r.of(&v)
+		qpn, lost := r.of(&v)
+		before := *lost
 		for _, s := range r.streams {
 			if s.qpn != 0 && s.qpn != qpn {
 				continue
 			}
-			if len(s.buf) < streamRecords {
-				s.buf = append(s.buf, v)
+			if len(s.buf) < s.room {
+				*lost = before + s.lost
+				s.buf, s.lost = append(s.buf, v), 0
 			} else {
-				s.lost++
+				s.lost += 1 + before
 			}
 		}
 	}
@@ -257,7 +264,11 @@ func (s *stream[T]) Close() error {
 // startRing gives the card a ring for a SET command, from memory that is kept
 // for the next time.
 func (d *Device) startRing(ctx context.Context, op hw.Command, mem *vfio.Block, size int, entries int, stride uint8, all bool, qpn uint32) error {
-	if mem.Bytes == nil {
+	if len(mem.Bytes) < size {
+		if mem.Bytes != nil {
+			d.arena.Free(*mem)
+			*mem = vfio.Block{}
+		}
 		b, err := d.alloc(size, 4096)
 		if err != nil {
 			return err
@@ -283,30 +294,30 @@ func (d *Device) stopRing(op hw.Command) func(context.Context) error {
 func (d *Device) initRecorders() {
 	var traceMem, captureMem vfio.Block
 	d.trace = recorder[TraceRecord]{
-		d: d, ctl: newCtlLock(), of: func(r *TraceRecord) uint32 { return r.QPN }, stop: d.stopRing(hw.CommandSetTrace),
-		start: func(ctx context.Context, all bool, qpn uint32) (recordRing[TraceRecord], error) {
+		d: d, ctl: newCtlLock(), of: func(r *TraceRecord) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetTrace),
+		start: func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[TraceRecord], error) {
 			word, err := d.word(hw.DomainTraceCI)
 			if err != nil {
 				return nil, err
 			}
-			if err := d.startRing(ctx, hw.CommandSetTrace, &traceMem, traceEntries*hw.TraceRecordSize, traceEntries, 6, all, qpn); err != nil {
+			if err := d.startRing(ctx, hw.CommandSetTrace, &traceMem, entries*hw.TraceRecordSize, entries, 6, all, qpn); err != nil {
 				return nil, err
 			}
-			q, err := queues.NewTrace(traceMem.Bytes, word)
+			q, err := queues.NewTrace(traceMem.Bytes[:entries*hw.TraceRecordSize], word)
 			return &traceRing{d, q}, err
 		},
 	}
 	d.capture = recorder[CaptureFrame]{
-		d: d, ctl: newCtlLock(), of: func(r *CaptureFrame) uint32 { return r.QPN }, stop: d.stopRing(hw.CommandSetCapture),
-		start: func(ctx context.Context, all bool, qpn uint32) (recordRing[CaptureFrame], error) {
+		d: d, ctl: newCtlLock(), of: func(r *CaptureFrame) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetCapture),
+		start: func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[CaptureFrame], error) {
 			word, err := d.word(hw.DomainCaptureCI)
 			if err != nil {
 				return nil, err
 			}
-			if err := d.startRing(ctx, hw.CommandSetCapture, &captureMem, captureEntries<<captureStride, captureEntries, captureStride, all, qpn); err != nil {
+			if err := d.startRing(ctx, hw.CommandSetCapture, &captureMem, entries<<captureStride, entries, captureStride, all, qpn); err != nil {
 				return nil, err
 			}
-			q, err := queues.NewCapture(captureMem.Bytes, captureStride, word)
+			q, err := queues.NewCapture(captureMem.Bytes[:entries<<captureStride], captureStride, word)
 			return &captureRing{q}, err
 		},
 	}
@@ -375,7 +386,11 @@ func (d *Device) Trace(ctx context.Context, o TraceOptions) (Stream[TraceRecord]
 	if d.attr.Capabilities&hw.CapabilityTrace == 0 {
 		return nil, d.fail(op, "", ErrNotSupported)
 	}
-	s, err := d.trace.open(ctx, o.QPN, o.Count)
+	entries := traceEntries
+	for entries < o.Entries && entries <= maxRecords {
+		entries *= 2
+	}
+	s, err := d.trace.open(ctx, o.QPN, o.Count, entries)
 	if err != nil {
 		return nil, d.fail(op, "", err)
 	}
@@ -391,7 +406,7 @@ func (d *Device) Capture(ctx context.Context, o CaptureOptions) (Stream[CaptureF
 	if d.attr.Capabilities&hw.CapabilityCapture == 0 {
 		return nil, d.fail(op, "", ErrNotSupported)
 	}
-	s, err := d.capture.open(ctx, o.QPN, o.Count)
+	s, err := d.capture.open(ctx, o.QPN, o.Count, captureEntries)
 	if err != nil {
 		return nil, d.fail(op, "", err)
 	}
