@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"runtime"
@@ -270,7 +271,7 @@ func (c *commands) deadline(ctx context.Context, waited string) error {
 	defer t.Stop()
 	select {
 	case r := <-got:
-		if isGone(r.err) || len(r.regs) > 0 && bits.OnesCount64(r.regs[0].Value) == 32 {
+		if errors.Is(r.err, ErrDeviceGone) || len(r.regs) > 0 && bits.OnesCount64(r.regs[0].Value) == 32 {
 			return fmt.Errorf("%w: waited for %s", ErrDeviceGone, waited)
 		}
 		e.Registers = r.regs

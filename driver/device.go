@@ -287,9 +287,13 @@ func (d *Device) identify() error {
 
 // awaitStatus waits until the masked bits of CONTROL.STATUS are as wanted.
 func (d *Device) awaitStatus(ctx context.Context, what string, mask, want uint32) error {
+	deadline := &DeadlineError{Waited: what}
 	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
 		v, err := d.ctrl.Read32(hw.RegControlStatus)
 		switch {
+		case ctx.Err() != nil: // the device was closed for it
+			deadline.Cause = context.Cause(ctx)
+			return deadline
 		case err != nil:
 			return err
 		case v == ^uint32(0):
@@ -299,20 +303,16 @@ func (d *Device) awaitStatus(ctx context.Context, what string, mask, want uint32
 		case v&mask == want:
 			return nil
 		}
+		if g, i, err := findRegister("CONTROL.STATUS"); err == nil {
+			deadline.Registers = []RegisterValue{decodeRegister(g, i, uint64(v))}
+		}
 		t := time.NewTimer(wait)
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			t.Stop()
-			e := &DeadlineError{Waited: what, Cause: context.Cause(ctx)}
-			if r, err := d.ReadRegister("CONTROL.STATUS"); err == nil {
-				e.Registers = append(e.Registers, r)
-			}
-			return e
 		case <-d.dev.Done():
-			t.Stop()
-			return d.dev.Err()
 		}
+		t.Stop()
 	}
 }
 

@@ -100,7 +100,9 @@ func (d *Device) die(cause error) {
 		close(d.gone)
 		cqs, qps := d.children()
 		d.mu.Unlock()
-		d.cmd.kill(cause)
+		if d.cmd != nil { // nil where Open failed early
+			d.cmd.kill(cause)
+		}
 		for _, q := range qps {
 			q.kill(cause)
 		}
