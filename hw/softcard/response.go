@@ -140,20 +140,25 @@ func (c *Card) impliedNAK(q *qp) {
 	c.restart(q, failure{status: hw.StatusRetryExcErr, fault: noSegment(hw.ReasonTimeout)})
 }
 
-// receiveRNR waits for the receiver as long as it asks for, and then sends again
-// from the PSN that was refused.
+// receiveRNR waits for the receiver as long as it asks for, and then sends the
+// request that was refused again, from its oldest packet that is not
+// acknowledged. (Only the last packet of a WRITE with immediate can be refused
+// when others came before it; soft-RoCE sends the whole WRITE again, too.)
 func (c *Card) receiveRNR(q *qp, psn uint32, syn roce.Syndrome) {
 	s := &q.send
-	if q.rnrAt != 0 {
+	op := s.started(psn)
+	if q.rnrAt != 0 || op == nil {
 		return
 	}
-	c.acknowledgeBefore(q, psn)
-	if s.una != psn || s.head == s.tail || s.op(s.head).state == opFailed {
+	if roce.PSNLess(s.una, op.psn) {
+		c.acknowledgeBefore(q, op.psn)
+	}
+	if s.head == s.tail || s.op(s.head) != op || op.state != opStarted {
 		return
 	}
 	if q.ctx.RNRRetry != 7 {
 		if s.rnrRetries == 0 {
-			c.fail(q, s.op(s.head), failure{status: hw.StatusRNRRetryExcErr, fault: noSegment(hw.ReasonRNR), syndrome: syn})
+			c.fail(q, op, failure{status: hw.StatusRNRRetryExcErr, fault: noSegment(hw.ReasonRNR), syndrome: syn})
 			return
 		}
 		s.rnrRetries--
@@ -162,7 +167,17 @@ func (c *Card) receiveRNR(q *qp, psn uint32, syn roce.Syndrome) {
 	q.ackAt = 0
 	q.rnrAt = c.now() + int64(roce.RNRTimer(syn.Value()))
 	c.arm(q)
-	s.seek(psn)
+	s.seek(s.una)
+}
+
+// started is the work request in flight that has the PSN, nil if none has.
+func (s *requester) started(psn uint32) *sendOp {
+	for n := s.head; n != s.tail; n++ {
+		if op := s.op(n); op.state == opStarted && (psn-op.psn)&roce.PSNMask < op.packets {
+			return op
+		}
+	}
+	return nil
 }
 
 // acknowledgeBefore takes all PSNs before psn, which a NAK acknowledges.
@@ -177,6 +192,9 @@ func (c *Card) acknowledgeBefore(q *qp, psn uint32) {
 // it the connection, after any other.
 func (c *Card) receiveNAK(q *qp, psn uint32, syn roce.Syndrome) {
 	s := &q.send
+	if syn == roce.NAKPSNSequenceError && s.psn == s.una && s.psn != s.max {
+		return // the packets are about to be sent again: this NAK is of the same loss
+	}
 	c.acknowledgeBefore(q, psn)
 	if q.ctx.State == hw.QPStateErr {
 		return
@@ -194,11 +212,8 @@ func (c *Card) receiveNAK(q *qp, psn uint32, syn roce.Syndrome) {
 	case roce.NAKRemoteAccessError:
 		status = hw.StatusRemAccessErr
 	}
-	for n := s.head; n != s.tail; n++ {
-		if op := s.op(n); op.state == opStarted && (psn-op.psn)&roce.PSNMask < op.packets {
-			c.fail(q, op, failure{status: status, fault: noSegment(hw.ReasonRemoteNAK), syndrome: syn})
-			return
-		}
+	if op := s.started(psn); op != nil {
+		c.fail(q, op, failure{status: status, fault: noSegment(hw.ReasonRemoteNAK), syndrome: syn})
 	}
 }
 

@@ -17,6 +17,11 @@ func (n need) String() string {
 	return [...]string{"UC", "UD", "memory windows or invalidation", "retransmission"}[n]
 }
 
+// feature is the name of it in driver.DeviceAttr.NotSupported.
+func (n need) feature() string {
+	return [...]string{"UC", "UD", "memory windows", "retransmission"}[n]
+}
+
 // needs is what the scenario asks of the cards.
 func (r *Recording) needs() []need {
 	var list []need

@@ -72,7 +72,7 @@ func play(ctx context.Context, x *expectation, cards [2]card) (frames int, err e
 		if err = p.step(ctx, i); err != nil {
 			return p.frames(), p.at(i, err)
 		}
-		if err = p.settle(ctx, -1); err != nil {
+		if err = p.settle(ctx, i+1); err != nil {
 			return p.frames(), p.at(i, err)
 		}
 		p.lookAtMemory(i)
@@ -95,7 +95,7 @@ func (p *player) at(i int, err error) error {
 	return fmt.Errorf("%s): %w", where, err)
 }
 
-// step does one step, having let the cards come to rest before.
+// step does one step. The cards are at rest.
 func (p *player) step(ctx context.Context, i int) error {
 	s := &p.x.Steps[i]
 	at, err := sideOf(s.Node)
@@ -103,9 +103,6 @@ func (p *player) step(ctx context.Context, i int) error {
 		return err
 	}
 	c := p.cards[at]
-	if err := p.settle(ctx, i); err != nil {
-		return err
-	}
 	switch s.Action {
 	case actionPostRecv:
 		if err := p.letRNRPass(ctx, at); err != nil {
@@ -156,16 +153,16 @@ func outcomeOf(err error) string {
 }
 
 // settle lets both cards work and the wire carry until nothing is left to do but
-// timers. before is the step that comes next; -1: the rest is wanted whatever
-// comes.
-func (p *player) settle(ctx context.Context, before int) error {
+// timers. next is the step that will be taken then; the number of steps if it is
+// not near.
+func (p *player) settle(ctx context.Context, next int) error {
 	for {
 		for at := range p.cards {
 			if err := p.transmit(ctx, side(at)); err != nil {
 				return err
 			}
 		}
-		moved, err := p.carry(ctx, before)
+		moved, err := p.carry(ctx, next)
 		if err != nil || !moved {
 			return err
 		}
@@ -198,7 +195,7 @@ func (p *player) transmit(ctx context.Context, at side) error {
 // carry brings the frames of the next turn to the other side, once the turn is
 // whole; failing that, the part of it that was sent, since nothing may be in
 // flight when a step is taken. It tells whether anything was brought.
-func (p *player) carry(ctx context.Context, before int) (bool, error) {
+func (p *player) carry(ctx context.Context, next int) (bool, error) {
 	if p.x.loose {
 		return p.carryLoose(ctx)
 	}
@@ -206,7 +203,7 @@ func (p *player) carry(ctx context.Context, before int) (bool, error) {
 		return false, nil
 	}
 	t := p.x.turns[p.turn]
-	if p.held(before, t.from.peer()) {
+	if p.held(next, t.from.peer()) {
 		return false, nil
 	}
 	end := min(t.end, p.sent[t.from])
@@ -218,15 +215,20 @@ func (p *player) carry(ctx context.Context, before int) (bool, error) {
 	return moved, err
 }
 
-// held tells whether a side must take its next step before it may see more: its
-// next frame in the recording is the first of what it is about to post. The two
-// directions race, and there the post was first.
-func (p *player) held(before int, at side) bool {
-	if before < 0 || p.x.Steps[before].Node != at.String() {
-		return false
+// held tells whether a side must post what it is about to post before it may see
+// more: its next frame in the recording is the first of that. The two directions
+// race, and there the post was first.
+func (p *player) held(next int, at side) bool {
+	for ; next < len(p.x.Steps); next++ {
+		s := &p.x.Steps[next]
+		if s.Action != actionPostRecv && s.Action != actionPostSend {
+			return false
+		}
+		if n, ok := p.x.opening[next]; ok && s.Node == at.String() && n == p.sent[at] {
+			return true
+		}
 	}
-	n, ok := p.x.opening[before]
-	return ok && n == p.sent[at]
+	return false
 }
 
 // bring delivers what the wire delivered of the first end frames of a sender, and
@@ -322,7 +324,7 @@ func (p *player) poll(ctx context.Context, i int, at side) error {
 			return differ("%d of %d completions came%s, and no timer runs%s",
 				len(*queue), len(want), p.statuses(*queue), p.lacking())
 		}
-		if err := p.settle(ctx, -1); err != nil {
+		if err := p.settle(ctx, len(p.x.Steps)); err != nil {
 			return err
 		}
 	}
@@ -408,7 +410,7 @@ func (p *player) letRNRPass(ctx context.Context, at side) error {
 		if err != nil || !moved {
 			return err
 		}
-		if err := p.settle(ctx, -1); err != nil {
+		if err := p.settle(ctx, len(p.x.Steps)); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,127 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"rnic/driver"
+)
+
+// Options say what is replayed on which cards.
+type Options struct {
+	Dirs []string // scenario directories, or directories that hold some
+
+	// Addresses of the cards that play nodes A and B, joined by a wire. The
+	// default is a pair of soft cards of this process.
+	AddrA, AddrB string
+
+	Open []driver.Option // for both cards
+
+	Done func(ScenarioReport) // called after each scenario; may be nil
+}
+
+// The default cards.
+const (
+	DefaultA = "soft:conformance-a?wire=conformance"
+	DefaultB = "soft:conformance-b?wire=conformance"
+)
+
+// Run replays scenarios, one after the other, on cards that it opens anew, and
+// so resets, for each of them. The error says why a run could not be made or
+// not be ended: the report holds what was found until then. Is: ErrScenario for
+// directories and files, else what opening and using a card gives.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	report := &Report{Schema: Schema, Scenarios: []ScenarioReport{}}
+	dirs, err := Find(o.Dirs)
+	if err != nil {
+		return report, err
+	}
+	all := make([]*Recording, len(dirs))
+	for i, dir := range dirs {
+		if all[i], err = Load(dir); err != nil {
+			return report, err
+		}
+	}
+	if o.AddrA == "" && o.AddrB == "" {
+		o.AddrA, o.AddrB = DefaultA, DefaultB
+	}
+	for i, r := range all {
+		s, err := one(ctx, &o, r)
+		if err != nil {
+			return report, fmt.Errorf("scenario %s: %w", r.Name, err)
+		}
+		all[i] = nil
+		report.add(s)
+		if o.Done != nil {
+			o.Done(s)
+		}
+	}
+	return report, nil
+}
+
+// one replays a scenario.
+func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err error) {
+	s = ScenarioReport{Name: r.Name, Result: Pass}
+	x, err := expect(r)
+	if err != nil {
+		s.fail(err)
+		return s, nil
+	}
+	s.Ruled = x.ruled
+	var devs [2]*driver.Device
+	defer func() {
+		for _, d := range devs {
+			if d != nil {
+				if e := d.Close(); e != nil && err == nil {
+					err = e
+				}
+			}
+		}
+	}()
+	for i, addr := range []string{o.AddrA, o.AddrB} {
+		if devs[i], err = driver.Open(ctx, addr, o.Open...); err != nil {
+			return s, err
+		}
+	}
+	if lacks := lacking(r.needs(), devs); lacks != "" {
+		s.Result, s.Why = Skip, lacks
+		return s, nil
+	}
+	s.Frames, err = replayOn(ctx, x, devs)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil || errors.Is(err, driver.ErrDeviceGone):
+		return s, err // of the run, not of the scenario
+	default:
+		s.fail(err)
+	}
+	return s, nil
+}
+
+// lacking says what a scenario needs and a card lacks, "" if nothing.
+func lacking(needs []need, devs [2]*driver.Device) string {
+	for _, n := range needs {
+		for i, d := range devs {
+			if slices.Contains(d.Attr().NotSupported, n.feature()) {
+				return fmt.Sprintf("needs %v, which card %s (%s) or its driver lacks", n, side(i), d.Addr())
+			}
+		}
+	}
+	return ""
+}
+
+// replayOn sets the cards up and plays.
+func replayOn(ctx context.Context, x *expectation, devs [2]*driver.Device) (int, error) {
+	var sides [2]*device
+	for at := range devs {
+		d, err := setUp(ctx, devs[at], x, side(at))
+		if err != nil {
+			return 0, err
+		}
+		sides[at] = d
+	}
+	sides[sideA].peer, sides[sideB].peer = sides[sideB], sides[sideA]
+	return play(ctx, x, [2]card{sides[sideA], sides[sideB]})
+}
