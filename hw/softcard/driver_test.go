@@ -33,9 +33,9 @@ type rig struct {
 	log       uint8       // of the command ring
 	sent      uint32
 	token     uint32
-	served    chan error
-	free      uint64 // next free byte of mem
-	unstepped bool   // a Runner steps the card
+	served    chan struct{} // closed when the server has ended
+	free      uint64        // next free byte of mem
+	unstepped bool          // a Runner steps the card
 }
 
 // Where things are: mem is mapped at memBase.
@@ -71,8 +71,12 @@ func (r *rig) attach() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.served = make(chan error, 1)
-	go func() { r.served <- vfiouser.Serve(context.Background(), server, r.card) }()
+	served := make(chan struct{})
+	r.served = served
+	go func() {
+		defer close(served)
+		_ = vfiouser.Serve(context.Background(), server, r.card)
+	}()
 	dev, err := vfiouser.Client(context.Background(), client, "test")
 	if err != nil {
 		r.t.Fatal(err)
@@ -415,4 +419,15 @@ func (r *rig) inside(f func()) {
 func (q *testCQ) complete(e hw.CQE, solicited bool) {
 	q.r.t.Helper()
 	q.r.inside(func() { q.r.card.cqe(q.r.card.cqs[q.n], &e, solicited) })
+}
+
+// pages is n bytes on pages of their own, without a file behind them.
+func pages(t testing.TB, n int) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	return b
 }
