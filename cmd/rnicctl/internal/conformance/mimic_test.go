@@ -23,7 +23,6 @@ type mimic struct {
 
 	frames []expectedFrame // x.frames but those ruled out
 	due    int             // of which so many have been sent
-	waits  bool            // the next one waits for time to pass
 	time   time.Duration   // that passed since the last one
 
 	// What a test makes it do otherwise; nil: nothing.
@@ -135,7 +134,7 @@ func (s *mimicSide) PostRecv(step *Step) error {
 }
 
 func (s *mimicSide) Poll(send bool) ([]Completion, error) {
-	if s.m.waits {
+	if s.m.waits() {
 		return nil, nil
 	}
 	cq, name := 0, "send"
@@ -188,12 +187,11 @@ func (s *mimicSide) Memory(mr string) []byte {
 }
 
 func (s *mimicSide) NextTimer(context.Context) (time.Duration, bool, error) {
-	return time.Millisecond, s.m.waits, nil
+	return time.Millisecond, s.m.waits(), nil
 }
 
 func (s *mimicSide) Advance(_ context.Context, d time.Duration) error {
 	s.m.time += d
-	s.m.waits = false
 	return nil
 }
 
@@ -224,11 +222,7 @@ func (s *mimicSide) Transmit(context.Context) ([][]byte, error) {
 			return nil, err
 		}
 		if p.Opcode().Operation().Request() {
-			if !s.isPosted(p.BTH().PSN()) {
-				break
-			}
-			if m.due > 0 && m.again(m.due) && m.time == 0 {
-				m.waits = true
+			if !s.isPosted(p.BTH().PSN()) || m.waits() {
 				break
 			}
 		} else if len(s.port) > 0 { // an answer waits for what it answers
@@ -246,6 +240,16 @@ func (s *mimicSide) Transmit(context.Context) ([][]byte, error) {
 	return out, nil
 }
 
+// waits tells whether the next frame is one that only time brings.
+func (m *mimic) waits() bool {
+	if m.due == len(m.frames) || m.time != 0 {
+		return false
+	}
+	f := &m.frames[m.due]
+	var p roce.Packet
+	return roce.Decode(f.data, &p) == nil && p.Opcode().Operation().Request() && m.sides[f.from].isPosted(p.BTH().PSN()) && m.again(m.due)
+}
+
 func (s *mimicSide) isPosted(psn uint32) bool {
 	for i := range s.posts {
 		first := s.m.psnOf(i)
@@ -261,7 +265,8 @@ func (s *mimicSide) isPosted(psn uint32) bool {
 }
 
 // again tells whether a frame restarts a run of packets: it was sent before, the
-// one before it of this side was a later one, and no sequence NAK asked for it.
+// one before it of this side was a later one, and no sequence NAK that
+// arrived asked for it.
 func (m *mimic) again(n int) bool {
 	f := &m.frames[n]
 	psn := psnOf(f.data)
@@ -276,7 +281,8 @@ func (m *mimic) again(n int) bool {
 		return false
 	}
 	for i := last + 1; i < n; i++ {
-		if a := aeth(m.frames[i].data); a != nil && a.Syndrome() == roce.NAKPSNSequenceError {
+		a := aeth(m.frames[i].data)
+		if a != nil && a.Syndrome() == roce.NAKPSNSequenceError && m.x.capture[m.frames[i].capture].relay == relayPass {
 			return false
 		}
 	}

@@ -49,6 +49,7 @@ type player struct {
 	x     *expectation
 	cards [2]card
 
+	stirred [2]bool // sides that may have something to do since they last came to rest
 	turn    int
 	sent    [2]int             // frames seen of each sender
 	next    [2]int             // deliveries made of each sender
@@ -103,6 +104,9 @@ func (p *player) step(ctx context.Context, i int) error {
 		return err
 	}
 	c := p.cards[at]
+	if s.Action != actionPoll && s.Action != actionQueryQP {
+		p.stirred[at] = true
+	}
 	switch s.Action {
 	case actionPostRecv:
 		if err := p.letRNRPass(ctx, at); err != nil {
@@ -171,6 +175,10 @@ func (p *player) settle(ctx context.Context, next int) error {
 
 // transmit lets a card work and compares what it sends.
 func (p *player) transmit(ctx context.Context, at side) error {
+	if !p.stirred[at] {
+		return nil
+	}
+	p.stirred[at] = false
 	frames, err := p.cards[at].Transmit(ctx)
 	if err != nil {
 		return err
@@ -258,6 +266,7 @@ func (p *player) bring(ctx context.Context, from side, end int) (bool, error) {
 		}
 	}
 	if delivered {
+		p.stirred[to] = true
 		return true, p.cards[to].Receive(ctx)
 	}
 	return false, nil
@@ -293,6 +302,7 @@ func (p *player) carryLoose(ctx context.Context) (bool, error) {
 				return false, err
 			}
 		}
+		p.stirred[to] = true
 		if err := p.cards[to].Receive(ctx); err != nil {
 			return false, err
 		}
@@ -389,7 +399,8 @@ func (p *player) passTime(ctx context.Context) (bool, error) {
 	if p.timers++; p.elapsed > maxVirtual || p.timers > maxTimers {
 		return false, differ("after %d timers and %v of the cards' time there is no end%s", p.timers, p.elapsed, p.lacking())
 	}
-	for _, c := range p.cards {
+	for at, c := range p.cards {
+		p.stirred[at] = true
 		if err := c.Advance(ctx, least); err != nil {
 			return false, err
 		}

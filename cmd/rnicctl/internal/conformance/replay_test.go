@@ -66,7 +66,7 @@ var someScenarios = []string{
 }
 
 // TestFrameMutations changes every byte of the headers and some of the payload
-// of every frame that we send, once as it is and once with checksum and ICRC
+// of the first frames that we send, and some of the others, once as it is and once with checksum and ICRC
 // made right again: each is found, but for the identification, which is an
 // input, and what is computed anew.
 func TestFrameMutations(t *testing.T) {
@@ -79,7 +79,8 @@ func TestFrameMutations(t *testing.T) {
 			size := len(f.data)
 			v4 := x.IPVersion == 4
 			for off := 0; off < size; off++ {
-				if off > 90 && off < size-8 && off%997 != 0 {
+				inside := off > 90 && off < size-8
+				if inside && off%997 != 0 || n > 1 && (off+n)%7 != 0 {
 					continue
 				}
 				for _, signed := range []bool{false, true} {
