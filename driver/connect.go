@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 )
 
@@ -136,6 +137,8 @@ func (q *QP) ConnectVia(ctx context.Context, c net.Conn, private []byte) (Endpoi
 	if !stop() {
 		<-fired
 		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.Cause(ctx)})
+	} else if errors.Is(err, os.ErrDeadlineExceeded) { // c's clock was first
+		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.DeadlineExceeded})
 	}
 	if e := c.SetDeadline(time.Time{}); err == nil {
 		err = e
@@ -178,7 +181,7 @@ func (q *QP) exchange(ctx context.Context, c net.Conn, own []byte) (peer Endpoin
 		err = q.Connect(ctx, peer)
 	}
 	if err != nil {
-		_ = <-send(c, []byte{exchangeFailed}) // the peer would find out by its deadline
+		<-send(c, []byte{exchangeFailed}) // the peer would find out by its deadline
 		return peer, err
 	}
 	sent = send(c, []byte{exchangeReady})

@@ -167,13 +167,6 @@ func (c *CQ) detach(q *QP) {
 	c.mu.Unlock()
 }
 
-// purge drops the completions of a queue pair that are in the ring.
-func (c *CQ) purge(q *QP) {
-	c.mu.Lock()
-	c.q.Purge(q.n)
-	c.mu.Unlock()
-}
-
 // Poll takes completions that are there, at most len(wc), and says how many.
 // It does not wait, allocates nothing and makes no system call. Completions
 // that came before an error are given first. errors.Is: ErrOverrun,
