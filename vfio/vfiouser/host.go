@@ -47,8 +47,13 @@ type host struct {
 	under    map[*messageDMA]struct{}
 	revoking []span // being unmapped
 
-	stats struct {
-		read, write, messageRead, messageWrite, messages, faults, abandoned atomic.Uint64
+	// What is counted belongs to the bracket; it is shown when the bracket
+	// closes and when anything but a plain copy happens.
+	counts DMAStats
+	dirty  bool
+	shown  struct {
+		sync.Mutex
+		DMAStats
 	}
 }
 
@@ -64,7 +69,21 @@ func newHost(c *conn, lim limits, dmaTimeout time.Duration) *host {
 }
 
 func (h *host) Enter() { h.bracket.Lock() }
-func (h *host) Exit()  { h.bracket.Unlock() }
+
+func (h *host) Exit() {
+	h.show()
+	h.bracket.Unlock()
+}
+
+func (h *host) show() {
+	if !h.dirty {
+		return
+	}
+	h.dirty = false
+	h.shown.Lock()
+	h.shown.DMAStats = h.counts
+	h.shown.Unlock()
+}
 
 // find gives the index of the mapping that holds iova, or where it would be.
 func (h *host) find(iova uint64) (int, bool) {
@@ -122,12 +141,18 @@ func (h *host) access(iova uint64, p []byte, write bool) error {
 	if write {
 		right = vfio.ProtWrite
 	}
-	if at, why := h.check(iova, uint64(len(p)), right); why != 0 {
-		err := h.fault(at, len(p), write, why, nil)
-		if why == DMAUnmapped && iova+uint64(len(p)-1) >= iova {
-			h.raise(at, p[at-iova:], write, err)
+	if mem := h.piece(iova, uint64(len(p)), right); mem != nil {
+		if h.copy(mem, p, write) != nil {
+			return h.fault(iova, len(p), write, DMAFault, nil)
 		}
-		return err
+		return nil
+	}
+	if at, why := h.check(iova, uint64(len(p)), right); why != 0 {
+		var cause error
+		if why == DMAUnmapped && iova+uint64(len(p)-1) >= iova {
+			why, cause = h.raise(at, p[at-iova:], write)
+		}
+		return h.fault(at, len(p), write, why, cause)
 	}
 	for len(p) > 0 {
 		// All is looked at again after a message: it may have changed.
@@ -153,17 +178,8 @@ func (h *host) access(iova uint64, p []byte, write bool) error {
 			}
 		} else {
 			mem := m.file.b[m.off+(iova-m.first):][:n]
-			src, dst := mem, p[:n]
-			if write {
-				src, dst = dst, src
-			}
-			if vfio.Guard(func() { copy(dst, src) }) != nil {
+			if h.copy(mem, p[:n], write) != nil {
 				return h.fault(iova, len(p), write, DMAFault, nil)
-			}
-			if write {
-				h.stats.write.Add(uint64(n))
-			} else {
-				h.stats.read.Add(uint64(n))
 			}
 		}
 		iova, p = iova+uint64(n), p[n:]
@@ -171,27 +187,56 @@ func (h *host) access(iova uint64, p []byte, write bool) error {
 	return nil
 }
 
+// piece gives the memory of an access that one shared mapping holds, which
+// nearly all are, or nil.
+func (h *host) piece(iova, n uint64, right vfio.Prot) []byte {
+	i, ok := h.find(iova)
+	if !ok || !h.master.Load() {
+		return nil
+	}
+	m := &h.maps[i]
+	if m.file == nil || m.prot&right == 0 || n-1 > m.last-iova {
+		return nil
+	}
+	return m.file.b[m.off+(iova-m.first):][:n]
+}
+
+// copy copies between shared memory and p, of the same length.
+func (h *host) copy(mem, p []byte, write bool) error {
+	h.dirty = true
+	if write {
+		h.counts.WriteBytes += uint64(len(p))
+		return vfio.Guard(func() { copy(mem, p) })
+	}
+	h.counts.ReadBytes += uint64(len(p))
+	return vfio.Guard(func() { copy(p, mem) })
+}
+
 // raise asks the client for an address that it has not mapped. Behind an
 // IOMMU that the client emulates, this makes that IOMMU report the fault; the
 // access fails whatever the answer. p is what was to be accessed from there.
-func (h *host) raise(iova uint64, p []byte, write bool, err *DMAError) {
+func (h *host) raise(iova uint64, p []byte, write bool) (DMAReason, error) {
 	p = p[:min(len(p), h.lim.transfer)]
 	if !write {
 		p = make([]byte, len(p))
 	}
-	if e := h.message(iova, p, write); e != nil {
-		err.Err = e.Err
-		if e.Reason != DMARejected {
-			err.Reason = e.Reason
-		}
+	e := h.message(iova, p, write)
+	switch {
+	case e == nil:
+		return DMAUnmapped, nil
+	case e.Reason == DMARejected:
+		return DMAUnmapped, e.Err
 	}
+	return e.Reason, nil
 }
 
 func (h *host) fault(iova uint64, n int, write bool, why DMAReason, err error) *DMAError {
-	h.stats.faults.Add(1)
+	h.dirty = true
+	h.counts.Faults++
 	if why == DMAAbandoned {
-		h.stats.abandoned.Add(1)
+		h.counts.Abandoned++
 	}
+	h.show()
 	return &DMAError{IOVA: iova, N: n, Write: write, Reason: why, Err: err}
 }
 
@@ -224,7 +269,9 @@ func (h *host) message(iova uint64, p []byte, write bool) *DMAError {
 	delete(h.under, op)
 	h.mu.Unlock()
 	h.bracket.Lock()
-	h.stats.messages.Add(1)
+	h.counts.Messages++
+	h.dirty = true
+	defer h.show()
 	switch {
 	case err == nil:
 		m.closeFDs()
@@ -233,10 +280,10 @@ func (h *host) message(iova uint64, p []byte, write bool) *DMAError {
 			return &DMAError{IOVA: iova, Reason: DMARejected, Err: err}
 		}
 		if write {
-			h.stats.messageWrite.Add(uint64(len(p)))
+			h.counts.MessageWriteBytes += uint64(len(p))
 		} else {
 			copy(p, m.body[dmaRWSize:])
-			h.stats.messageRead.Add(uint64(len(p)))
+			h.counts.MessageReadBytes += uint64(len(p))
 		}
 		return nil
 	case context.Cause(ctx) == errAbandoned || h.c.cause() != nil:
@@ -403,9 +450,7 @@ func (h *host) Trigger(irq, vector int) {
 func (h *host) RequestRelease() { h.irqs.trigger(vfio.IRQREQ, 0) }
 
 func (h *host) Stats() DMAStats {
-	return DMAStats{
-		ReadBytes: h.stats.read.Load(), WriteBytes: h.stats.write.Load(),
-		MessageReadBytes: h.stats.messageRead.Load(), MessageWriteBytes: h.stats.messageWrite.Load(),
-		Messages: h.stats.messages.Load(), Faults: h.stats.faults.Load(), Abandoned: h.stats.abandoned.Load(),
-	}
+	h.shown.Lock()
+	defer h.shown.Unlock()
+	return h.shown.DMAStats
 }
