@@ -7,7 +7,6 @@ import (
 	"io/fs"
 
 	"rnic/driver"
-	"rnic/vfio"
 )
 
 // Exit codes that scripts can use. docs/rnicctl.md has the table.
@@ -50,20 +49,15 @@ var classes = []struct {
 	fix  string
 }{
 	{driver.ErrDeviceGone, exitGone, "device-gone", "see why the card went away, then start again"},
-	{vfio.ErrGone, exitGone, "device-gone", "see why the card went away, then start again"},
 	{driver.ErrBusy, exitHeld, "held", "end the process that holds the card, or ask it through its status socket"},
-	{vfio.ErrBusy, exitHeld, "held", "end the process that holds the card, or ask it through its status socket"},
 	{driver.ErrPermission, exitPermission, "not-permitted", "run as a user who may open the device"},
-	{vfio.ErrPermission, exitPermission, "not-permitted", "run as a user who may open the device"},
 	{fs.ErrPermission, exitPermission, "not-permitted", "run as a user who may open it"},
 	{driver.ErrNotFound, exitNoCard, "no-card", "`rnicctl list` shows the cards there are; `-d soft:` needs none"},
-	{vfio.ErrNotFound, exitNoCard, "no-card", "`rnicctl list` shows the cards there are; `-d soft:` needs none"},
 	{driver.ErrContractVersion, exitLacks, "contract-version", "use the release of rnicctl that matches the card's bitstream"},
 	{driver.ErrNotSupported, exitLacks, "not-supported", "`rnicctl info` names what this card and driver can do"},
-	{vfio.ErrNotSupported, exitLacks, "not-supported", "`rnicctl info` names what this card and driver can do"},
-	{context.Canceled, exitInterrupted, "interrupted", ""},
+	{driver.ErrTimeout, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
 	{context.DeadlineExceeded, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
-	{vfio.ErrTimeout, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
+	{driver.ErrInvalid, exitUsage, "usage", "correct what it names"},
 	{fs.ErrNotExist, exitUsage, "usage", "name a file that exists"},
 }
 

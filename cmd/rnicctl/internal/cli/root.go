@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,9 +42,11 @@ func (a *app) main(ctx context.Context, args []string) int {
 	if err == nil {
 		return exitOK
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = context.Canceled
+	if ctx.Err() != nil {
+		err = &failure{exit: exitInterrupted, code: "interrupted", err: errors.New("interrupted")}
 	}
+	// A wrong option ends the reading of those behind it.
+	a.json = a.json || slices.Contains(args, "--json")
 	f := classify(err)
 	f.report(a)
 	return f.exit
@@ -84,10 +87,8 @@ A card is named by an address:
 	p.BoolVarP(&a.verbose, "verbose", "v", false, "log what the driver does to stderr")
 	p.StringVar(&a.color, "color", "auto", "colour: auto (on terminals), always, never")
 	c.CompletionOptions.DisableDefaultCmd = true
-	for _, sub := range a.commands() {
-		usageArgs(sub)
-		c.AddCommand(sub)
-	}
+	c.AddCommand(a.commands()...)
+	usageArgs(c)
 	return c
 }
 

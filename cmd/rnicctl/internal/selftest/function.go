@@ -86,11 +86,23 @@ func (f *function) useConfig() (err error) {
 	return err
 }
 
+// useCtrl prepares BAR CTRL. Opening a function resets it, and what is written before that is over is lost.
 func (f *function) useCtrl() (err error) {
-	if f.ctrl == nil {
-		f.ctrl, err = vfio.NewBAR(f.dev, hw.BARCtrl)
+	if f.ctrl != nil {
+		return nil
 	}
-	return err
+	if f.ctrl, err = vfio.NewBAR(f.dev, hw.BARCtrl); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(f.timeout); ; time.Sleep(100 * time.Microsecond) {
+		v, err := f.ctrl.Read32(hw.RegControlStatus)
+		if err != nil || hw.ControlStatus(v).Ready() {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("CONTROL.STATUS is %#x: reset is not over after %v: %w", v, f.timeout, vfio.ErrTimeout)
+		}
+	}
 }
 
 // bars looks at the base address registers: all there, large enough, mappable where the data path needs it.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"rnic/driver"
 	"rnic/vfio"
 )
 
@@ -176,6 +177,11 @@ func (r *runner) stage(ctx context.Context, s *stage) (string, error) {
 	}
 	if r.pair == nil {
 		p, err := openPair(ctx, r.Addr, r.Peer)
+		for _, cause := range []error{driver.ErrNotFound, driver.ErrBusy, driver.ErrPermission} {
+			if errors.Is(err, cause) {
+				return "", &openError{err}
+			}
+		}
 		if err != nil {
 			return "", err
 		}
