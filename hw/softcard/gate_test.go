@@ -85,6 +85,14 @@ func TestG16_NoWindowHasMoreThanRateAndBurst(t *testing.T) {
 	if got := len(p.a.sendCQ.all()); got != 40 {
 		t.Fatalf("%d completions, expected 40", got)
 	}
+	// An idle time that is worth more than the burst, and then all at once.
+	p.now += burst * 3 / 2 * int64(1e9) / rate
+	for range 20 {
+		p.write(p.src.sge(0, 1000))
+	}
+	p.run()
+	for p.tick() {
+	}
 	_, s := p.a.query()
 	if s.Retransmits == 0 || s.GateHolds == 0 {
 		t.Fatalf("%d retransmissions, %d holds: the test shows nothing", s.Retransmits, s.GateHolds)
