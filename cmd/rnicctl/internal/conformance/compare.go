@@ -294,7 +294,7 @@ func (m *MemoryRange) holds(b []byte) bool {
 
 // describe says what a range holds instead.
 func (m *MemoryRange) describe(b []byte) string {
-	s := fmt.Sprintf("memory of %s, region %q, %d bytes at %d (%s): ", m.Node, m.MR, m.Len, m.Offset, m.What)
+	s := fmt.Sprintf("memory of %s, region %q, %d bytes at %d (%q): ", m.Node, m.MR, m.Len, m.Offset, m.What)
 	if want, err := hex.DecodeString(m.Hex); err == nil && uint64(len(want)) == m.Len && m.Len > 0 {
 		return s + firstByte(want, b)
 	}

@@ -1,7 +1,10 @@
 package conformance
 
 import (
+	"io"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"rnic/driver"
@@ -53,6 +56,51 @@ func TestMadeScenariosOnSoftCards(t *testing.T) {
 		}
 		if s.Result != Pass || s.Frames != len(r.capture) {
 			t.Errorf("%s: %s after %d of %d frames: %s", name, s.Result, s.Frames, len(r.capture), s.Why)
+		}
+	}
+}
+
+// TestRecordedScenariosOverVFIOUser replays some of each family on the cards of a
+// rnicsim of its own process, on a wire of two slots.
+func TestRecordedScenariosOverVFIOUser(t *testing.T) {
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir+"/rnicsim", "rnic/cmd/rnicsim")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	sim := exec.CommandContext(t.Context(), dir+"/rnicsim", "--card", "a="+dir+"/a", "--card", "b="+dir+"/b", "--wire-slots", "2")
+	out, err := sim.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = sim.Process.Signal(syscall.SIGTERM)
+		if err := sim.Wait(); err != nil {
+			t.Errorf("rnicsim: %v", err)
+		}
+	}()
+	if _, err := out.Read(make([]byte, 1)); err != nil { // it tells when it serves
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	o := options("")
+	o.AddrA, o.AddrB = "vfio-user:"+dir+"/a", "vfio-user:"+dir+"/b"
+	for _, name := range []string{
+		"a_walk", "b_send_08192", "b_send_imm_solicited", "c_inline_write", "d_write_multi", "e_read_scatter", "e_read_then_send", "f_cas_hit", "g_maxsge_256",
+		"h_ackreq_interval", "h_qp_attrs", "i_bad_rkey", "i_lkey_after_good", "i_rd_atomic_exceed", "i_rnr_exhaust", "j_corrupt", "j_drop_last", "j_reorder", "m_ipv6_send",
+	} {
+		o.Dirs = append(o.Dirs, goldenDir+"/"+name)
+	}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.Scenarios {
+		if s.Result != Pass {
+			t.Errorf("%s: %s after %d frames: %s", s.Name, s.Result, s.Frames, s.Why)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"unicode"
 
 	"rnic/hw/roce/pcapng"
 )
@@ -238,8 +239,8 @@ func (r *Recording) check() error {
 	switch {
 	case s.Schema != 1:
 		return fmt.Errorf("schema %d: only 1 is known", s.Schema)
-	case s.Name == "" || len(s.Name) > 200:
-		return errors.New("scenario has no name of 1 to 200 bytes")
+	case !plain(s.Name):
+		return fmt.Errorf("scenario %.40q has no plain name of 1 to 200 bytes", s.Name)
 	case s.Transport != "RC" && s.Transport != "UC" && s.Transport != "UD":
 		return fmt.Errorf("transport %q: RC, UC and UD are known", s.Transport)
 	case s.IPVersion != 4 && s.IPVersion != 6:
@@ -342,9 +343,22 @@ func (n *Node) region(name string) *MR {
 	return nil
 }
 
+// plain tells whether a text of a file may be shown as it is.
+func plain(s string) bool {
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 200
+}
+
 func (s *Step) check() error {
 	if _, err := sideOf(s.Node); err != nil {
 		return err
+	}
+	if !plain(s.Action) {
+		return fmt.Errorf("action %.40q", s.Action)
 	}
 	switch s.Action {
 	case actionPostRecv:

@@ -46,6 +46,8 @@ func TestBadFiles(t *testing.T) {
 		"cut JSON":      {text[:len(text)/2], capture, delivered, "scenario.json"},
 		"no JSON":       {[]byte("\x00\xff"), capture, delivered, "scenario.json"},
 		"schema":        {edit(`"schema": 1`, `"schema": 9`), capture, delivered, "schema 9"},
+		"name":          {edit(`"scenario": "j_drop_middle"`, `"scenario": "j\u001b[2J"`), capture, delivered, "plain name"},
+		"action":        {edit(`"action": "post_recv"`, `"action": "post\u0007"`), capture, delivered, "action"},
 		"negative":      {edit(`"qpn": 106`, `"qpn": -1`), capture, delivered, "scenario.json"},
 		"QPN":           {edit(`"qpn": 106`, `"qpn": 16777216`), capture, delivered, "24 bits"},
 		"float":         {edit(`"qpn": 106`, `"qpn": 1.5`), capture, delivered, "scenario.json"},

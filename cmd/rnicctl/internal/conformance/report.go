@@ -1,11 +1,6 @@
 package conformance
 
-import (
-	"errors"
-	"fmt"
-	"io"
-	"text/tabwriter"
-)
+import "errors"
 
 // Result is how a scenario ended.
 type Result string
@@ -57,37 +52,4 @@ func (s *ScenarioReport) fail(err error) {
 	if d := (*Difference)(nil); errors.As(err, &d) {
 		s.Fields = d.Fields
 	}
-}
-
-// WriteTable writes the report for people: a line a scenario, the differing
-// frame's fields side by side below a failure, the sums at the end.
-func (r *Report) WriteTable(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "SCENARIO\tRESULT\tFRAMES\tWHY")
-	for _, s := range r.Scenarios {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", s.Name, s.Result, s.Frames, s.Why)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	for _, s := range r.Scenarios {
-		if len(s.Fields) == 0 {
-			continue
-		}
-		fmt.Fprintf(w, "\n%s\n", s.Name)
-		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, "  FIELD\tRECORDED\tOURS\t")
-		for _, f := range s.Fields {
-			mark := ""
-			if f.Differs {
-				mark = "<"
-			}
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", f.Name, f.Recorded, f.Ours, mark)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", r.Passed, r.Failed, r.Skipped)
-	return err
 }

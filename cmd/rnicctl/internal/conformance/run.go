@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"rnic/driver"
 )
@@ -19,7 +20,11 @@ type Options struct {
 
 	Open []driver.Option // for both cards
 
-	Done func(ScenarioReport) // called after each scenario; may be nil
+	// Timeout bounds the waits for one answer of a card; 0: the driver's own.
+	Timeout time.Duration
+
+	Done     func(ScenarioReport)             // called after each scenario; may be nil
+	Progress func(done, all int, name string) // called before each; may be nil
 }
 
 // The default cards.
@@ -48,6 +53,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		o.AddrA, o.AddrB = DefaultA, DefaultB
 	}
 	for i, r := range all {
+		if o.Progress != nil {
+			o.Progress(i, len(all), r.Name)
+		}
 		s, err := one(ctx, &o, r)
 		if err != nil {
 			return report, fmt.Errorf("scenario %s: %w", r.Name, err)
@@ -81,7 +89,7 @@ func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err e
 		}
 	}()
 	for i, addr := range []string{o.AddrA, o.AddrB} {
-		if devs[i], err = driver.Open(ctx, addr, o.Open...); err != nil {
+		if devs[i], err = o.open(ctx, addr); err != nil {
 			return s, err
 		}
 	}
@@ -98,6 +106,15 @@ func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err e
 		s.fail(err)
 	}
 	return s, nil
+}
+
+func (o *Options) open(ctx context.Context, addr string) (*driver.Device, error) {
+	if o.Timeout != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+	}
+	return driver.Open(ctx, addr, o.Open...)
 }
 
 // lacking says what a scenario needs and a card lacks, "" if nothing.
