@@ -21,7 +21,7 @@ import (
 func (c *Card) fallAsleep() bool {
 	c.setSleep(1)
 	mmio.StoreLoad()
-	if c.lastLook() {
+	if c.look() {
 		c.setSleep(0)
 		return false
 	}
