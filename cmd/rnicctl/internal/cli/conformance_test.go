@@ -1,28 +1,14 @@
 package cli
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
-
-	_ "rnic/hw/softcard/soft"
 )
 
 const golden = "../../../../test/golden"
-
-// rnicctlCommand runs a command as main does.
-func rnicctlCommand(t *testing.T, args ...string) (exit int, stdout, stderr string) {
-	t.Helper()
-	t.Setenv(deviceVariable, "")
-	var out, err bytes.Buffer
-	exit = Main(t.Context(), args, &out, &err)
-	return exit, out.String(), err.String()
-}
 
 // copyScenario copies a recorded scenario, with its text changed.
 func copyScenario(t *testing.T, name, old, to string) string {
@@ -48,23 +34,14 @@ func copyScenario(t *testing.T, name, old, to string) string {
 
 // TestConformanceCommand: exit codes, JSON to its schema, and what a failure says.
 func TestConformanceCommand(t *testing.T) {
-	schema, err := jsonschema.NewCompiler().Compile("../../../../docs/json/conformance.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sockets(t)
 	// Sent with another length than was recorded: the first frame differs.
 	wrong := copyScenario(t, "b_send_00004", `"len": 4,`, `"len": 3,`)
-	exit, out, stderr := rnicctlCommand(t, "conformance", "--json", golden+"/a_walk", golden+"/i_recv_too_small", golden+"/k_ud_send", wrong)
-	if exit != exitFound {
-		t.Errorf("exit %d, want %d: %s", exit, exitFound, stderr)
+	run := rnicctl(t, "conformance", "--json", golden+"/a_walk", golden+"/i_recv_too_small", golden+"/k_ud_send", wrong)
+	if run.code != exitFound {
+		t.Errorf("exit %d, want %d: %s", run.code, exitFound, run.err)
 	}
-	v, err := jsonschema.UnmarshalJSON(strings.NewReader(out))
-	if err == nil {
-		err = schema.Validate(v)
-	}
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	run.objects(t, "conformance")
 	var r struct {
 		Scenarios []struct {
 			Name, Result, Why string
@@ -74,8 +51,8 @@ func TestConformanceCommand(t *testing.T) {
 		}
 		Passed, Failed, Skipped int
 	}
-	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Scenarios) != 4 {
-		t.Fatalf("%v\n%s", err, out)
+	if err := json.Unmarshal([]byte(run.out), &r); err != nil || len(r.Scenarios) != 4 {
+		t.Fatalf("%v\n%s", err, run.out)
 	}
 	if r.Passed != 2 || r.Failed != 1 || r.Skipped != 1 {
 		t.Errorf("%d passed, %d failed, %d skipped", r.Passed, r.Failed, r.Skipped)
@@ -94,17 +71,16 @@ func TestConformanceCommand(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 
-	exit, out, _ = rnicctlCommand(t, "conformance", wrong)
-	if exit != exitFound || !strings.Contains(out, "SCENARIO") || !strings.Contains(out, "bth.pad") || !strings.Contains(out, "0 passed, 1 failed, 0 skipped") {
-		t.Errorf("exit %d:\n%s", exit, out)
+	run = rnicctl(t, "conformance", wrong)
+	if run.code != exitFound || !strings.Contains(run.out, "SCENARIO") || !strings.Contains(run.out, "bth.pad") || !strings.Contains(run.out, "0 passed, 1 failed, 0 skipped") {
+		t.Errorf("exit %d:\n%s", run.code, run.out)
 	}
-	if exit, out, _ = rnicctlCommand(t, "conformance", golden+"/a_walk"); exit != exitOK {
-		t.Errorf("exit %d:\n%s", exit, out)
-	}
+	rnicctl(t, "conformance", golden+"/a_walk").well(t)
 }
 
 // TestConformanceRefusals: bad usage and files end with 2, saying what to do.
 func TestConformanceRefusals(t *testing.T) {
+	sockets(t)
 	cut := copyScenario(t, "a_walk", `"schema": 1`, `"schema": `)
 	for _, c := range []struct {
 		args []string
@@ -121,9 +97,9 @@ func TestConformanceRefusals(t *testing.T) {
 		{[]string{"-d", "vfio-user:/absent", golden + "/a_walk"}, exitUsage, "--peer"},
 		{[]string{"-d", "vfio-user:/absent", "--peer", "vfio-user:/too", golden + "/a_walk"}, exitNoCard, "/absent"},
 	} {
-		exit, out, stderr := rnicctlCommand(t, append([]string{"conformance"}, c.args...)...)
-		if exit != c.exit || !strings.Contains(stderr, c.want) || out != "" {
-			t.Errorf("%v: exit %d, want %d\n%s%s", c.args, exit, c.exit, out, stderr)
+		r := rnicctl(t, append([]string{"conformance"}, c.args...)...)
+		if r.code != c.exit || !strings.Contains(r.err, c.want) || r.out != "" {
+			t.Errorf("%v: exit %d, want %d\n%s%s", c.args, r.code, c.exit, r.out, r.err)
 		}
 	}
 }

@@ -104,3 +104,21 @@ func TestRecordedScenariosOverVFIOUser(t *testing.T) {
 		}
 	}
 }
+
+// TestSoakWithLossOnSoftCards: completions and memory come out as recorded over a
+// wire that loses frames by their number.
+func TestSoakWithLossOnSoftCards(t *testing.T) {
+	o := options("loss")
+	r := madeSoakLoss(t)
+	s, err := one(t.Context(), &o, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Result != Pass || s.Frames <= len(r.capture) {
+		t.Errorf("%s after %d frames (%d recorded): %s", s.Result, s.Frames, len(r.capture), s.Why)
+	}
+	r.MemoryAfter[100].SHA256 = r.MemoryAfter[101].SHA256
+	if s, err := one(t.Context(), &o, r); err != nil || s.Result != Fail || !strings.Contains(s.Why, "memory") {
+		t.Errorf("other memory: %s, %s, %v", s.Result, s.Why, err)
+	}
+}

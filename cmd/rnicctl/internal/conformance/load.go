@@ -241,8 +241,6 @@ func (r *Recording) check() error {
 		return fmt.Errorf("schema %d: only 1 is known", s.Schema)
 	case !plain(s.Name):
 		return fmt.Errorf("scenario %.40q has no plain name of 1 to 200 bytes", s.Name)
-	case s.Transport != "RC" && s.Transport != "UC" && s.Transport != "UD":
-		return fmt.Errorf("transport %q: RC, UC and UD are known", s.Transport)
 	case s.IPVersion != 4 && s.IPVersion != 6:
 		return fmt.Errorf("ip_version %d: 4 and 6 are known", s.IPVersion)
 	case mtuCode(s.Path.MTU) == 0:
@@ -277,8 +275,8 @@ func (r *Recording) check() error {
 		if f.Dir != "A>B" && f.Dir != "B>A" {
 			return fmt.Errorf("frames[%d].dir %q: A>B and B>A are known", i, f.Dir)
 		}
-		if f.Relay != relayPass && f.Relay != relayDrop && f.Relay != relaySubst {
-			return fmt.Errorf("frames[%d].relay %q: pass, drop and subst are known", i, f.Relay)
+		if f.Relay == "" {
+			s.Frames[i].Relay = relayPass
 		}
 	}
 	return nil
@@ -327,9 +325,6 @@ func (n *Node) check(ipVersion int) error {
 		if m.Addr+m.Len < m.Addr {
 			return fmt.Errorf("mrs: %q at 0x%x, %d bytes: wraps around", m.Name, m.Addr, m.Len)
 		}
-		if m.Fill.Rule != "pat" && m.Fill.Rule != "const" {
-			return fmt.Errorf("mrs: %q: fill rule %q: pat and const are known", m.Name, m.Fill.Rule)
-		}
 	}
 	return nil
 }
@@ -373,9 +368,6 @@ func (s *Step) check() error {
 			}
 		}
 	case actionPoll:
-		if s.CQ != "send" && s.CQ != "recv" {
-			return fmt.Errorf("cq %q: send and recv are known", s.CQ)
-		}
 		if len(s.Completions) > maxCompletions || s.Expected < 0 || s.Expected > maxCompletions {
 			return fmt.Errorf("%d completions, %d expected: at most %d are taken", len(s.Completions), s.Expected, maxCompletions)
 		}

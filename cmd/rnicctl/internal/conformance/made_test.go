@@ -169,6 +169,22 @@ func madeBoth(t testing.TB, answerFirst bool) *Recording {
 	return m.r
 }
 
+// madeSoakLoss is the soak with every 13th frame lost. What is sent again after
+// that is another thing on each run, so only completions and memory count.
+func madeSoakLoss(t testing.TB) *Recording {
+	r := load(t, "l_soak")
+	r.Name, r.DeliveredDiffers = "l_soak_loss", true
+	r.delivered = [][]byte{}
+	for i := range r.capture {
+		if i%13 == 12 {
+			r.capture[i].relay, r.Frames[i].Relay = "drop", "drop"
+		} else {
+			r.delivered = append(r.delivered, r.capture[i].data)
+		}
+	}
+	return r
+}
+
 // madeScenarios are replayed on the cards as recorded ones are.
 func madeScenarios(t testing.TB) map[string]*Recording {
 	return map[string]*Recording{

@@ -58,9 +58,8 @@ func (r *Recording) retransmits() bool {
 		return false
 	}
 	next := [2]uint32{r.nodes[sideA].SQPSN, r.nodes[sideB].SQPSN} // PSN that was not used yet
-	again, rnr, changed := false, false, false
+	again, rnr := false, false
 	for _, f := range r.capture {
-		changed = changed || f.relay != relayPass
 		var p roce.Packet
 		if roce.Decode(f.data, &p) != nil {
 			continue
@@ -81,5 +80,5 @@ func (r *Recording) retransmits() bool {
 			}
 		}
 	}
-	return again && (changed || !rnr)
+	return again && (r.changed() || !rnr)
 }

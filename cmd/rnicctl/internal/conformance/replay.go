@@ -136,8 +136,6 @@ func (p *player) step(ctx context.Context, i int) error {
 			return differ("modify to %s: %v", s.State, err)
 		}
 	case actionAsyncEvents: // not compared: soft-RoCE raises none for any fault
-	default:
-		return differ("action %q is not known", s.Action)
 	}
 	return nil
 }

@@ -267,9 +267,8 @@ type FrameInfo struct {
 	ICRCOK *bool  `json:"icrc_ok"`
 }
 
-// The values of FrameInfo.Relay.
+// Values of FrameInfo.Relay that matter here.
 const (
 	relayPass  = "pass"
-	relayDrop  = "drop"
 	relaySubst = "subst"
 )
