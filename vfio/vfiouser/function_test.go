@@ -66,6 +66,9 @@ func newEngine(t testing.TB) *engine {
 	c[capPCIe], c[capPCIe+1] = 0x10, capMSIX
 	b.PutUint32(c[capPCIe+4:], 1<<28)
 	c[capMSIX], c[capMSIX+1] = 0x11, 0
+	b.PutUint16(c[capMSIX+2:], engineVectors-1)
+	b.PutUint32(c[capMSIX+4:], 0x2800) // table: BAR 0, behind the doorbells
+	b.PutUint32(c[capMSIX+8:], 0x3000) // pending bits
 	b.PutUint32(e.bar0[:], engineMagic)
 	e.wg.Go(func() {
 		for f := range e.work {

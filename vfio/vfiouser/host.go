@@ -22,6 +22,11 @@ type dmaMap struct {
 	off         uint64      // in file
 }
 
+// messageChunk is how much DMA asks for in one message, if the client takes that
+// much: QEMU 11.1 writes a reply in one piece and loses what its socket's
+// buffer (some 200 KiB) does not take.
+const messageChunk = 64 << 10
+
 // span is a range of addresses, both ends included.
 type span struct{ first, last uint64 }
 
@@ -130,6 +135,9 @@ func (h *host) check(iova, n uint64, right vfio.Prot) (uint64, DMAReason) {
 	}
 }
 
+// chunk is the most that a message of DMA carries.
+func (h *host) chunk() int { return min(h.lim.transfer, messageChunk) }
+
 func (h *host) Read(iova uint64, p []byte) error  { return h.access(iova, p, false) }
 func (h *host) Write(iova uint64, p []byte) error { return h.access(iova, p, true) }
 
@@ -172,7 +180,7 @@ func (h *host) access(iova uint64, p []byte, write bool) error {
 			n = int(m.last - iova + 1)
 		}
 		if m.file == nil {
-			n = min(n, h.lim.transfer)
+			n = min(n, h.chunk())
 			if e := h.message(iova, p[:n], write); e != nil {
 				return h.fault(e.IOVA, len(p), write, e.Reason, e.Err)
 			}
@@ -216,7 +224,7 @@ func (h *host) copy(mem, p []byte, write bool) error {
 // IOMMU that the client emulates, this makes that IOMMU report the fault; the
 // access fails whatever the answer. p is what was to be accessed from there.
 func (h *host) raise(iova uint64, p []byte, write bool) (DMAReason, error) {
-	p = p[:min(len(p), h.lim.transfer)]
+	p = p[:min(len(p), h.chunk())]
 	if !write {
 		p = make([]byte, len(p))
 	}
@@ -240,7 +248,7 @@ func (h *host) fault(iova uint64, n int, write bool, why DMAReason, err error) *
 	return &DMAError{IOVA: iova, N: n, Write: write, Reason: why, Err: err}
 }
 
-// message does DMA by message: at most the client's transfer size. It is
+// message does DMA by message: at most a chunk. It is
 // called in the bracket, and leaves it while it waits.
 func (h *host) message(iova uint64, p []byte, write bool) *DMAError {
 	ctx, cancel := context.WithTimeout(context.Background(), h.dmaTimeout)
