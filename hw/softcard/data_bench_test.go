@@ -1,6 +1,7 @@
 package softcard
 
 import (
+	"fmt"
 	"testing"
 
 	"rnic/hw"
@@ -93,5 +94,48 @@ func TestDataAllocatesNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(20, func() { p.step(16) }); n != 0 {
 			t.Errorf("%v: %v allocations for 16 messages", op, n)
 		}
+	}
+}
+
+// BenchmarkManyQPs spreads 64-byte SENDs over so many QPs.
+func BenchmarkManyQPs(b *testing.B) {
+	for _, n := range []int{1, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			p := newPairOf(b, 64, Limits{}, 256<<20)
+			src := p.a.newMR(0x1000_0000, 1<<20, 0x250, allAccess)
+			dst := p.b.newMR(0x2000_0000, 1<<20, 0x28e, allAccess)
+			const batch = 512
+			k := qpConfig{sqLog: 10, rqLog: 1, sendCQ: p.a.newCQ(12), recvCQ: p.a.newCQ(12)}
+			far := qpConfig{sqLog: 5, rqLog: 1, sendCQ: p.b.newCQ(12), recvCQ: p.b.newCQ(12)}
+			var as, bs []*tQP
+			for i := range n {
+				k.number, far.number = uint32(100+i), uint32(100+i)
+				as, bs = append(as, p.a.newQP(k)), append(bs, p.b.newQP(far))
+				connect(as[i], bs[i], defaultLink(), 1, 2)
+			}
+			wqe := (&tWR{op: hw.OpcodeRDMAWrite, flags: hw.WQEFlagSignaled, remote: dst.base, rkey: dst.key, sges: []hw.DataSegment{src.sge(0, 64)}}).wqe(0)
+			next := 0
+			round := func() {
+				for range batch {
+					q := as[next%n]
+					hw.ViewControlSegment(wqe).Index = q.sqPI
+					q.put(wqe)
+					q.ringSQ()
+					next++
+				}
+				p.run()
+				for range batch {
+					if _, ok := k.sendCQ.poll(); !ok {
+						b.Fatal("a completion is missing")
+					}
+				}
+			}
+			round()
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := 0; i < b.N; i += batch {
+				round()
+			}
+		})
 	}
 }

@@ -1,30 +1,70 @@
 package softcard
 
-import "rnic/hw"
+import (
+	"rnic/hw"
+	"rnic/hw/mmio"
+)
 
 // A doorbell word holds a level, the absolute producer index. The card looks at
-// the words of all live QPs; that stores merge loses nothing.
+// the words of the QPs that may have something to send or to flush; that stores
+// merge loses nothing. They stand side by side in a table, since a card that goes
+// through a thousand contexts for them does nothing else.
 
-// pollDoorbells looks at the producer index of each send queue (and, of a QP
-// that flushes, of its receive queue) and wakes those that have something new.
-// A responder looks at its receive queue when it needs a receive.
-func (c *Card) pollDoorbells() (worked bool) {
-	for _, q := range c.qps.live {
-		switch q.ctx.State {
-		case hw.QPStateRTS:
-			if pi := c.dbLoad(q.ctx.SQDoorbell); pi != q.sqSeen {
-				worked = true
-				c.sendPosted(q, pi)
-			}
-		case hw.QPStateErr:
-			pi, ri := c.dbLoad(q.ctx.SQDoorbell), c.dbLoad(q.ctx.RQDoorbell)
-			if pi != q.sqSeen || ri != q.rqSeen {
-				worked = true
-				c.sendPosted(q, pi)
-				c.recvPosted(q, ri)
-				c.wake(q)
-			}
+// bell is what is watched of a QP.
+type bell struct {
+	sq, rq         *uint32 // producer indices; rq nil: a responder looks at it when it needs a receive
+	sqSeen, rqSeen uint32
+	q              *qp
+}
+
+// watch follows the QP's state: the send queue's word is watched in RTS and ERR,
+// the receive queue's in ERR, where receives are flushed.
+func (c *Card) watch(q *qp) {
+	t := &c.qps.bells
+	state := q.ctx.State
+	if q.gone || state != hw.QPStateRTS && state != hw.QPStateErr {
+		if q.bell == 0 {
+			return
 		}
+		last := len(*t) - 1
+		moved := (*t)[last]
+		moved.q.bell = q.bell
+		(*t)[q.bell-1] = moved
+		(*t)[last] = bell{}
+		*t = (*t)[:last]
+		q.bell = 0
+		return
+	}
+	if q.bell == 0 {
+		*t = append(*t, bell{q: q})
+		q.bell = len(*t)
+	}
+	b := &(*t)[q.bell-1]
+	b.sq, b.sqSeen = c.mem.word(q.ctx.SQDoorbell), q.sqSeen
+	b.rq, b.rqSeen = nil, q.rqSeen
+	if state == hw.QPStateErr {
+		b.rq = c.mem.word(q.ctx.RQDoorbell)
+	}
+}
+
+// rung reports whether the words say something that the card has not seen.
+func (b *bell) rung() bool {
+	return mmio.Load32(b.sq) != b.sqSeen || b.rq != nil && mmio.Load32(b.rq) != b.rqSeen
+}
+
+// pollDoorbells takes over what the words say and wakes the QPs that it is news to.
+func (c *Card) pollDoorbells() (worked bool) {
+	for i := 0; i < len(c.qps.bells); i++ {
+		if !c.qps.bells[i].rung() {
+			continue
+		}
+		worked = true
+		q := c.qps.bells[i].q
+		c.sendPosted(q, c.dbLoad(q.ctx.SQDoorbell))
+		if q.ctx.State == hw.QPStateErr {
+			c.recvPosted(q, c.dbLoad(q.ctx.RQDoorbell))
+		}
+		c.watch(q)
 	}
 	return worked
 }
@@ -32,16 +72,9 @@ func (c *Card) pollDoorbells() (worked bool) {
 // doorbellsPending reports whether a doorbell says something that the card has
 // not seen: the last look before it sleeps.
 func (c *Card) doorbellsPending() bool {
-	for _, q := range c.qps.live {
-		switch q.ctx.State {
-		case hw.QPStateRTS:
-			if c.dbLoad(q.ctx.SQDoorbell) != q.sqSeen {
-				return true
-			}
-		case hw.QPStateErr:
-			if c.dbLoad(q.ctx.SQDoorbell) != q.sqSeen || c.dbLoad(q.ctx.RQDoorbell) != q.rqSeen {
-				return true
-			}
+	for i := range c.qps.bells {
+		if c.qps.bells[i].rung() {
+			return true
 		}
 	}
 	return false
@@ -68,6 +101,10 @@ func (c *Card) recvPosted(q *qp, pi uint32) {
 	if pi-q.recv.head > q.rqMask+1 || pi-was > q.rqMask+1 {
 		q.recv.head = pi
 		c.qpError(q, hw.ReasonMalformed)
+		return
+	}
+	if q.ctx.State == hw.QPStateErr {
+		c.wake(q)
 	}
 }
 

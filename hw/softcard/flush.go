@@ -13,6 +13,7 @@ func (c *Card) enterError(q *qp, r hw.Reason, segment uint8, key uint32) {
 	q.answers.clear()
 	q.stopTimers()
 	q.send.loaded = false
+	c.watch(q)
 	c.wake(q)
 }
 

@@ -11,7 +11,8 @@ import (
 // qpState is what the data path keeps: the QPs, and who of them waits for what.
 type qpState struct {
 	table  map[uint32]*qp // by QPN
-	live   []*qp          // all of them, for looking at their doorbells
+	live   []*qp          // all of them
+	bells  []bell         // the doorbells that are watched
 	ready  readyList      // those with a turn coming
 	timers timerHeap      // those that wait for a time
 	rates  []rateLimit
@@ -37,6 +38,7 @@ type qp struct {
 
 	sqMask, rqMask uint32 // ring sizes - 1
 	sqSeen, rqSeen uint32 // producer indices as they were last looked at
+	bell           int    // place in the table of bells + 1
 
 	send    requester
 	recv    responder
@@ -86,8 +88,9 @@ func (c *Card) resetQPs() {
 	}
 	clear(c.qps.table)
 	clear(c.qps.live)
+	clear(c.qps.bells)
 	clear(c.qps.rates)
-	c.qps.live, c.qps.ready = c.qps.live[:0], readyList{}
+	c.qps.live, c.qps.bells, c.qps.ready = c.qps.live[:0], c.qps.bells[:0], readyList{}
 	c.qps.timers.clear()
 }
 
@@ -205,6 +208,7 @@ func (c *Card) destroyQP(cmd *command) result {
 	}
 	q.gone = true
 	q.stopTimers()
+	c.watch(q)
 	delete(c.qps.table, q.number)
 	i := slices.Index(c.qps.live, q)
 	last := len(c.qps.live) - 1

@@ -135,8 +135,9 @@ func (n *node) must(op hw.Command, object, modifier uint32, in []byte) {
 	}
 }
 
+// doorbell is a place in a doorbell page of its own, coloured by its number.
 func (n *node) doorbell() uint32 {
-	off := n.page * n.card.mem.stride
+	off := n.page*n.card.mem.stride + n.page%32*128
 	n.page++
 	return off
 }
@@ -284,7 +285,7 @@ func (n *node) newQP(k qpConfig) *tQP {
 	q.ctx = hw.QPContext{
 		Type: hw.QPTypeRC, PD: testPD, SendCQN: k.sendCQ.number, RecvCQN: k.recvCQ.number,
 		SQLogBlocks: k.sqLog, RQLogEntries: k.rqLog, RQLogStride: 10, MaxSendSegments: k.segments, MaxRecvSegments: k.segments, MaxInline: 960,
-		SQDoorbell: db + 64, RQDoorbell: db + 128,
+		SQDoorbell: db, RQDoorbell: db + 64,
 	}
 	if k.signalAll {
 		q.ctx.SignalAll = 1

@@ -78,6 +78,7 @@ func (c *Card) transmit(budget int) (worked, blocked bool) {
 			}
 			l.pop()
 			q.queued = false
+			budget++ // it was not this QP's turn
 			continue
 		case turnBlocked:
 			// On a cable all wait for the same room. On a switch the next one may
@@ -97,7 +98,7 @@ func (c *Card) transmit(budget int) (worked, blocked bool) {
 			l.push(q)
 		}
 	}
-	return worked, blocked
+	return worked || l.first != nil && !blocked, blocked
 }
 
 // turn sends a packet of the QP: an answer that is queued or a request, each in

@@ -173,13 +173,14 @@ func (c *Card) moveTo(q *qp, from, to hw.QPState) {
 	switch to {
 	case hw.QPStateReset:
 		q.reset()
+		c.watch(q)
 		c.mem.store(q.ctx.SQDoorbell, 0)
 		c.mem.store(q.ctx.RQDoorbell, 0)
 		return
 	case hw.QPStateErr:
 		if from == hw.QPStateReset {
 			q.ctx.State = hw.QPStateErr
-			q.errReason = hw.ReasonNone
+			c.watch(q)
 			c.wake(q)
 			return
 		}
@@ -189,6 +190,7 @@ func (c *Card) moveTo(q *qp, from, to hw.QPState) {
 		q.drainAsked = q.drainAsked || from != hw.QPStateSQD
 	}
 	q.ctx.State = to
+	c.watch(q)
 	c.wake(q)
 	c.drained(q)
 }
