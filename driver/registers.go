@@ -30,7 +30,7 @@ type RegisterValue struct {
 
 // String gives name, value and fields.
 func (r RegisterValue) String() string {
-	s := fmt.Sprintf("%s=%#0*x", r.Name, 2+r.Width/4, r.Value)
+	s := fmt.Sprintf("%s=0x%0*x", r.Name, r.Width/4, r.Value)
 	switch {
 	case r.Text != "":
 		s += " " + r.Text

@@ -64,6 +64,7 @@ func (a *app) captureRun(ctx context.Context, o *streamOptions, file string) (er
 	if err := o.check(); err != nil {
 		return err
 	}
+	a.stream = file == ""
 	s, err := a.inspect(ctx)
 	if err != nil {
 		return err
@@ -85,7 +86,6 @@ func (a *app) captureRun(ctx context.Context, o *streamOptions, file string) (er
 		return err
 	}
 	defer stream.Close()
-	a.stream = w == nil
 	if w == nil && !a.json {
 		fmt.Fprintf(a.out, frameLine, "TIME", "DIR", "QPN", "LENGTH", "DEST_QPN", "PSN", "OPCODE", "FROM", "TO", "")
 	}

@@ -102,9 +102,7 @@ func TestDeadline(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	sockets(t)
 	for _, args := range []string{"stats --watch 1ms", "trace card", "capture"} {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("interrupt signal received"))
-		r := rnicctlOn(ctx, none(t), append(strings.Fields(args), "-d", "soft:interrupted", "--json")...)
-		cancel()
+		r := rnicctlOn(interrupted(t, 200*time.Millisecond), none(t), append(strings.Fields(args), "-d", "soft:interrupted", "--json")...)
 		if r.code != exitInterrupted || !strings.Contains(r.out, `"code":"interrupted"`) {
 			t.Errorf("%s: exit %d, %s", args, r.code, r.out)
 		}

@@ -50,6 +50,7 @@ func (a *app) live(ctx context.Context, o *tableOptions, show func(context.Conte
 	if err := o.check(a); err != nil {
 		return err
 	}
+	a.stream = o.watch > 0
 	s, err := a.inspect(ctx)
 	if err != nil {
 		return err

@@ -109,7 +109,7 @@ func describeRegister(v *driver.RegisterValue) registerJSON {
 	return r
 }
 
-func value(v *driver.RegisterValue) string { return fmt.Sprintf("%#0*x", 2+v.Width/4, v.Value) }
+func value(v *driver.RegisterValue) string { return fmt.Sprintf("0x%0*x", v.Width/4, v.Value) }
 
 // meaning is a value in words: its enum's name, or its fields.
 func meaning(v *driver.RegisterValue) string {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,9 @@ import (
 	"rnic/cmd/rnicctl/internal/pcifn"
 	"rnic/cmd/rnicctl/internal/qppair"
 	"rnic/driver"
+	"rnic/hw"
 	_ "rnic/hw/softcard/soft"
+	"rnic/vfio"
 )
 
 // result is what one run of rnicctl left.
@@ -216,5 +219,39 @@ func (p *program) traffic(ctx context.Context) (stop func() error) {
 	}
 }
 
+// interrupted is the context of a run that Ctrl-C ends after a while.
+func interrupted(t *testing.T, after time.Duration) context.Context {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	timer := time.AfterFunc(after, func() { cancel(errors.New("interrupt signal received")) })
+	t.Cleanup(func() {
+		timer.Stop()
+		cancel(nil)
+	})
+	return ctx
+}
+
 // none is a machine without PCI functions.
 func none(t *testing.T) pcifn.Tree { return pcifn.Tree{Sys: t.TempDir(), Proc: "/proc"} }
+
+// The scheme "lone" is a soft card that nobody takes for one.
+func init() {
+	vfio.Register("lone", func(ctx context.Context, rest string) (vfio.Device, error) { return vfio.Open(ctx, "soft:"+rest) })
+}
+
+// The scheme "flipping" is a card that inverts the first byte of the fifth packet that it gathers.
+func init() {
+	vfio.Register("flipping", func(ctx context.Context, rest string) (vfio.Device, error) {
+		d, err := vfio.Open(ctx, "soft:"+rest)
+		return flipping{d}, err
+	})
+}
+
+type flipping struct{ vfio.Device }
+
+func (f flipping) WriteRegion(i int, off uint64, p []byte) error {
+	err := f.Device.WriteRegion(i, off, p)
+	if err == nil && i == hw.BARCtrl && off == hw.RegControlCommandEnable && p[0] == 1 {
+		err = f.Device.WriteRegion(i, hw.RegDebugFlipByte, []byte{5, 0, 0, 0})
+	}
+	return err
+}

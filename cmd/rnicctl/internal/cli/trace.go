@@ -127,6 +127,7 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 	if err := o.check(); err != nil {
 		return err
 	}
+	a.stream = true
 	s, err := a.inspect(ctx)
 	if err != nil {
 		return err
@@ -137,7 +138,6 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 		return err
 	}
 	defer stream.Close()
-	a.stream = true
 	// A live table: the columns are as wide as what they usually hold.
 	const line = "%-16s %-8s %-10s %6s %-8s %7s %10s %10s %-6s %s\n"
 	if !a.json {

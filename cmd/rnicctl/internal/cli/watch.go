@@ -16,7 +16,6 @@ func (a *app) watch(ctx context.Context, interval time.Duration, show func(conte
 	if interval == 0 {
 		return show(ctx)
 	}
-	a.stream = true
 	out, live := a.out, !a.json && a.terminal()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"rnic/hw"
+)
+
+func TestVersion(t *testing.T) {
+	o := rnicctl(t, "version", "--json").well(t).object(t, "version")
+	if o["contract"] != fmt.Sprintf("%d.%d", hw.ContractMajor, hw.ContractMinor) {
+		t.Errorf("%v", o)
+	}
+	if r := rnicctl(t, "version").well(t); !strings.HasPrefix(r.out, "rnicctl ") {
+		t.Errorf("%q", r.out)
+	}
+}
+
+// TestMan: a page for each command, reproducible.
+func TestMan(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	o := rnicctl(t, "man", a, "--json").well(t).object(t, "man")
+	rnicctl(t, "man", b).well(t)
+	pages := 0
+	var count func(*cobra.Command)
+	count = func(c *cobra.Command) {
+		pages++
+		for _, sub := range c.Commands() {
+			count(sub)
+		}
+	}
+	count((&app{}).root())
+	list := o["pages"].([]any)
+	if len(list) != pages {
+		t.Errorf("%d pages of %d commands", len(list), pages)
+	}
+	for _, p := range list {
+		one, err := os.ReadFile(p.(string))
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := os.ReadFile(filepath.Join(b, filepath.Base(p.(string))))
+		if err != nil || string(one) != string(two) || !strings.Contains(string(one), ".TH") {
+			t.Errorf("%s: %v, the same twice: %v", p, err, string(one) == string(two))
+		}
+	}
+}
+
+// TestCompletion: the script of each shell; bash itself reads its own.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		r := rnicctl(t, "completion", shell).well(t)
+		if !strings.Contains(r.out, "rnicctl") {
+			t.Errorf("%s: %d bytes", shell, len(r.out))
+		}
+		if _, err := exec.LookPath("bash"); shell != "bash" || err != nil {
+			continue
+		}
+		cmd := exec.Command("bash", "-n")
+		cmd.Stdin = strings.NewReader(r.out)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("bash does not read it: %v: %s", err, out)
+		}
+	}
+}
+
+// TestSchemasAreUsed: each file in docs/json is a sound schema, names what it describes, and a test here holds
+// output to it.
+func TestSchemasAreUsed(t *testing.T) {
+	files, err := filepath.Glob(schemas + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, f := range mustGlob(t, "*_test.go") {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(b)
+	}
+	for _, f := range files {
+		name, ok := strings.CutSuffix(filepath.Base(f), ".schema.json")
+		if !ok {
+			t.Errorf("%s is no schema", f)
+			continue
+		}
+		if s := schema(t, name); s.Title == "" || s.Description == "" {
+			t.Errorf("%s: no title or description", f)
+		}
+		if !strings.Contains(tests.String(), `"`+name+`"`) {
+			t.Errorf("%s: no test holds output to it", f)
+		}
+	}
+}
+
+func mustGlob(t *testing.T, pattern string) []string {
+	t.Helper()
+	list, err := filepath.Glob(pattern)
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%s: %d files, %v", pattern, len(list), err)
+	}
+	return list
+}
+
+// TestSelftest: the command's JSON, text and exit code, with a peer made on soft:, and one stage alone.
+func TestSelftest(t *testing.T) {
+	sockets(t)
+	o := rnicctl(t, "selftest", "--json").well(t).object(t, "selftest")
+	for _, s := range o["stages"].([]any) {
+		if s := s.(map[string]any); s["result"] != "pass" {
+			t.Errorf("%v", s)
+		}
+	}
+	r := rnicctl(t, "selftest", "--stage", "scratch").well(t)
+	if strings.Count(r.out, "pass") != 1 || strings.Count(r.out, "not-run") != 11 {
+		t.Errorf("%s", r.out)
+	}
+	o = rnicctl(t, "selftest", "--json", "-d", "soft:st?wire=st", "--peer", "soft:other?wire=elsewhere", "--timeout", "1s").object(t, "selftest")
+	last := o["stages"].([]any)[11].(map[string]any)
+	if o["passed"] != false || last["result"] != "fail" || last["fix"] == "" {
+		t.Errorf("%v", last)
+	}
+}
