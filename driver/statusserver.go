@@ -312,6 +312,9 @@ func serveStream[T any](s *statusServer, c net.Conn, t Stream[T], put func(*Stat
 	}
 	for {
 		v, err := t.Next(ctx)
+		if err != nil && s.ctx.Err() != nil {
+			err = s.d.fail("serve stream", "", ErrClosed)
+		}
 		var p StatusReply
 		switch {
 		case errors.Is(err, io.EOF):
