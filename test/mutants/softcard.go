@@ -12,6 +12,9 @@ const (
 	wqeGo       = "hw/softcard/wqe.go"
 	cardWalkGo  = "hw/softcard/gather.go"
 	txbuildGo   = "hw/softcard/txbuild.go"
+	keyCacheGo  = "hw/softcard/keycache.go"
+	keyTableGo  = "hw/softcard/keytable.go"
+	traceGo     = "hw/softcard/trace.go"
 )
 
 func init() { mutants = append(mutants, cardMutants...) }
@@ -22,6 +25,16 @@ var cardMutants = []mutant{
 		old: "	size := h.FrameLen(0)\n", new: "	c.keys.Translate(w.segs[0].Key, q.who(0), w.segs[0].Addr, 1)\n	size := h.FrameLen(0)\n"},
 	{rule: "G03", what: "an inline payload is gathered from the segments of an older WQE", file: cardWalkGo, pkg: card, test: "TestG03_",
 		old: "if o.flags&hw.TraceFlagInline != 0 {", new: "if o.flags&hw.TraceFlagInline != 0 && at.Left == 0 {"},
+	{rule: "G11", what: "a fence leaves the cached copy", file: keyCacheGo, pkg: card, test: "TestG11_",
+		old: "	k.cache.Invalidate(index)\n", new: ""},
+	{rule: "G11", what: "a fence lets a fill under way become an entry", file: keyCacheGo, pkg: card, test: "TestG11_",
+		old: "	k.cache.Invalidate(index)\n", new: "	if _, held := k.cache.Peek(index); held {\n		k.cache.Invalidate(index)\n	}\n"},
+	{rule: "G11", what: "a fence is answered and not done", file: keyTableGo, pkg: card, test: "TestG11_",
+		old: "	c.keys.fence(cmd.Object)\n	c.count[cntKeyFences]++", new: "	c.count[cntKeyFences]++"},
+	{rule: "G11", what: "the card's own change of a key leaves a copy", file: keyTableGo, pkg: card, test: "TestG11_",
+		old: "	c.mem.setEntry(cmd.Object, &e)\n	c.keys.fence(cmd.Object)", new: "	c.mem.setEntry(cmd.Object, &e)"},
+	{rule: "G11", what: "hits are not counted", file: keyCacheGo, pkg: card, test: "TestG11_",
+		old: "		c.count[cntKeyCacheHits]++\n", new: ""},
 	{rule: "G13", what: "an RDMA WRITE's last packet does not ask", file: requesterGo, pkg: card, test: "TestG13_",
 		old: "h.AckReq = c.ackReq(kind, s.packet, op.packets)", new: "h.AckReq = !write && c.ackReq(kind, s.packet, op.packets)"},
 	{rule: "G13", what: "the interval counts from the packet before", file: txbuildGo, pkg: card, test: "TestG13_",
@@ -77,6 +90,12 @@ var cardMutants = []mutant{
 		new: "		x.event = 0\n		c.sendAnswer(q, &x, f)\n		a.cursor.Left, a.packet = 0, n-1\n		return turnWorked\n	}\n	h := &q.hdr"},
 	{rule: "G20", what: "a fault ends the card's turn for all", file: requesterGo, pkg: card, test: "TestG20_",
 		old: "	s.loaded = false\n	c.retire(q)\n}", new: "	s.loaded = false\n	c.retire(q)\n	for _, o := range c.qps.live {\n		c.enterError(o, f.fault.Reason, 0, 0)\n	}\n}"},
+	{rule: "G22", what: "a full trace ring is overwritten", file: traceGo, pkg: card, test: "TestG22_",
+		old: "		if q.producer-q.consumer == size {\n			q.lost++", new: "		if q.producer-q.consumer == size+1 {\n			q.lost++"},
+	{rule: "G22", what: "records that were lost are not told", file: traceGo, pkg: card, test: "TestG22_",
+		old: "r.Time, r.Lost, r.Owner = uint64(c.now()), q.lost,", new: "r.Time, r.Lost, r.Owner = uint64(c.now()), 0,"},
+	{rule: "G22", what: "other QPs are traced as well", file: traceGo, pkg: card, test: "TestG22_",
+		old: "(q.ctx.All != 0 || q.ctx.QPN == qpn)", new: "(q.ctx.All != 0 || q.ctx.QPN != 0)"},
 	{rule: "G22", what: "a lookup that failed is not traced", file: cardWalkGo, pkg: card, test: "TestG22_",
 		old: "func (t *stepTracer) Lookup(seg int, off, n uint32, hit bool, r hw.Reason) {\n", new: "func (t *stepTracer) Lookup(seg int, off, n uint32, hit bool, r hw.Reason) {\n	if r != hw.ReasonNone {\n		return\n	}\n"},
 	{rule: "G22", what: "the cursor after a read stays on an ended segment", file: cardWalkGo, pkg: card, test: "TestG22_",
