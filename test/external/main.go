@@ -1,49 +1,63 @@
-// A program outside the module, which sees of it what any user sees: it opens the card whose
-// address is given, or a soft card, and reads what it is.
+// One message between two cards, gathered from three pieces of memory.
 package main
 
 import (
 	"context"
 	"fmt"
 	"log"
-	"os"
+	"net"
+	"sync"
+	"time"
 
-	"rnic/hw"
-	_ "rnic/hw/softcard/soft"
-	"rnic/vfio"
+	"rnic/driver"
+	_ "rnic/hw/softcard/soft" // cards in this process: addresses that begin with soft:
 )
 
 func main() {
-	log.SetFlags(0)
-	addr := "soft:"
-	if len(os.Args) > 1 {
-		addr = os.Args[1]
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	a, b := must(driver.Open(ctx, "soft:a")), must(driver.Open(ctx, "soft:b"))
+	defer a.Close() // with all that was made on it
+	defer b.Close()
+	here, there := net.Pipe() // between two hosts, a TCP connection
+	var sides sync.WaitGroup
+	sides.Go(func() { side(ctx, a, here, true) })
+	sides.Go(func() { side(ctx, b, there, false) })
+	sides.Wait()
+}
+
+func side(ctx context.Context, dev *driver.Device, peer net.Conn, sends bool) {
+	pd := must(dev.AllocPD(ctx))
+	mr := must(pd.AllocMR(ctx, 8192, driver.LocalWrite))
+	cq := must(dev.CreateCQ(ctx, 8))
+	qp := must(pd.CreateQP(ctx, driver.QPInit{
+		Type: driver.RC, SendCQ: cq, RecvCQ: cq,
+		MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 3, MaxRecvSGE: 1,
+	}))
+	check(qp.PostRecv(&driver.RecvWR{WRID: 1, SGEs: []driver.SGE{mr.SGE(0, mr.Len())}}))
+	must(qp.ConnectVia(ctx, peer, nil)) // both sides are ready after it
+	if sends {
+		copy(mr.Bytes(), "gathered ")
+		copy(mr.Bytes()[1024:], "from three ")
+		copy(mr.Bytes()[5000:], "pieces of memory")
+		pieces := []driver.SGE{mr.SGE(0, 9), mr.SGE(1024, 11), mr.SGE(5000, 16)}
+		check(qp.PostSend(&driver.SendWR{WRID: 2, Opcode: driver.Send, Flags: driver.Signaled, SGEs: pieces}))
 	}
-	if err := identify(addr); err != nil {
+	var wc [1]driver.WC
+	must(cq.Wait(ctx, wc[:]))
+	check(wc[0].Err())
+	if !sends {
+		fmt.Printf("%s\n", mr.Bytes()[:wc[0].ByteLen])
+	}
+}
+
+func check(err error) {
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func identify(addr string) error {
-	d, err := vfio.Open(context.Background(), addr)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	bar, err := vfio.NewBAR(d, hw.BARCtrl)
-	if err != nil {
-		return err
-	}
-	defer bar.Release()
-	magic := bar.Load32(hw.RegIdentMagic)
-	version := hw.IdentVersion(bar.Load32(hw.RegIdentVersion))
-	capabilities := hw.Capability(bar.Load64(hw.RegIdentCapabilities))
-	if err := bar.Err(); err != nil {
-		return err
-	}
-	if magic != hw.ContractMagic || version.Major() != hw.ContractMajor {
-		return fmt.Errorf("%s: magic %#x, contract %d.%d; this program knows contract %d", addr, magic, version.Major(), version.Minor(), hw.ContractMajor)
-	}
-	fmt.Printf("%s: contract %d.%d, %v\n", d.Addr(), version.Major(), version.Minor(), capabilities)
-	return nil
+func must[T any](v T, err error) T {
+	check(err)
+	return v
 }
