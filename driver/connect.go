@@ -112,7 +112,7 @@ const (
 // ConnectVia exchanges endpoints with a peer over c, connects, and waits until
 // the peer is ready too, so that either side may send at once. It gives the
 // peer's endpoint with its private data (at most MaxPrivate bytes each way).
-// The context, or 5 s, bounds it; c's deadline is cleared at the end. The
+// The context, or 5 s, bounds it, and so does the device's end; c's deadline is cleared at the end. The
 // other bytes on c are the caller's: nothing is read beyond the exchange.
 func (q *QP) ConnectVia(ctx context.Context, c net.Conn, private []byte) (Endpoint, error) {
 	const op = "connect"
@@ -128,16 +128,28 @@ func (q *QP) ConnectVia(ctx context.Context, c net.Conn, private []byte) (Endpoi
 	if err := c.SetDeadline(deadline); err != nil {
 		return Endpoint{}, q.fail(op, err)
 	}
-	fired := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
+	d := q.pd.d
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-ctx.Done():
+		case <-d.gone:
+		case <-d.stop:
+		case <-done:
+			return
+		}
 		_ = c.SetDeadline(time.Unix(1, 0))
-		close(fired)
-	})
+	}()
 	peer, err := q.exchange(ctx, c, b)
-	if !stop() {
-		<-fired
+	close(done)
+	<-ended
+	switch gone := d.alive(); {
+	case gone != nil:
+		err = gone
+	case ctx.Err() != nil:
 		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.Cause(ctx)})
-	} else if errors.Is(err, os.ErrDeadlineExceeded) { // c's clock was first
+	case errors.Is(err, os.ErrDeadlineExceeded): // c's clock was first
 		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.DeadlineExceeded})
 	}
 	if e := c.SetDeadline(time.Time{}); err == nil {
