@@ -205,6 +205,9 @@ func (d *Device) UnmapDMA(iova, n uint64) error {
 	}
 	reply, err := d.call(cmdDMAUnmap, dwords(words(nil, dmaUnmapSize, 0), iova, n))
 	if err != nil {
+		if d.c.cause() != nil { // no reply will come: the end has unmapped it
+			<-d.done
+		}
 		return fail(err)
 	}
 	reply.closeFDs()
