@@ -30,6 +30,11 @@ type answer struct {
 	count    uint32 // READ: the responder's number of it
 }
 
+// isACK reports whether it is an ACK, and so covered by a later one.
+func (a *answer) isACK() bool {
+	return a.kind == answerACK && a.event == 0 && a.syndrome.Kind() == roce.ACK
+}
+
 // answerQueue holds the answers that could not leave at once, in order: READ
 // responses, and what came after one of them.
 type answerQueue struct {
@@ -63,11 +68,11 @@ func (a *answerQueue) pop() {
 // answers are refused: to the peer they are lost.
 func (a *answerQueue) push(x *answer) bool {
 	if a.n == maxAnswers {
-		if last := a.last(); x.kind == answerACK && last.kind == answerACK && last.event == 0 && last.syndrome.Kind() == roce.ACK {
-			*last = *x
-			return true
+		if !x.isACK() || !a.last().isACK() {
+			return false
 		}
-		return false
+		*a.last() = *x
+		return true
 	}
 	if int(a.n) == len(a.list) {
 		grown := make([]answer, max(16, 2*len(a.list)))
@@ -87,6 +92,16 @@ func (a *answerQueue) push(x *answer) bool {
 // owe sends an answer in the room that was promised when its request was
 // taken in, or queues it behind those that wait.
 func (c *Card) owe(q *qp, a *answer) bool {
+	if c.live.debug.ackCoalesce && a.isACK() {
+		// It waits for the end of what is being taken in, and a later one may take
+		// its place.
+		if !q.answers.empty() && q.answers.last().isACK() {
+			*q.answers.last() = *a
+			return true
+		}
+		c.wake(q)
+		return q.answers.push(a)
+	}
 	if a.kind != answerRead && q.answers.empty() {
 		if f := c.answerSlot(q); f != nil {
 			c.sendAnswer(q, a, f)

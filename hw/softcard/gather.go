@@ -18,6 +18,11 @@ type walk struct {
 	held   bool // the gate holds the QP: there must be no walk (G15)
 	pieces int  // read so far
 
+	// Defects of the debug page.
+	struck             bool // WALK_FAULT_COUNT has run down
+	skip               bool // the last translation is used again
+	lastAddr, lastIOVA uint64
+
 	// For the trace, where one is wanted.
 	segs []gather.Segment
 	at   gather.Cursor // as the packet began; after a read, behind it
@@ -28,13 +33,20 @@ var errDMA = errors.New("softcard: DMA refused")
 
 // Translate is one key lookup (G9, G10).
 func (w *walk) Translate(key uint32, who gather.Who, addr uint64, n uint32) (uint64, bool, hw.Reason) {
+	if w.skip && w.lastIOVA != 0 {
+		return w.lastIOVA + addr - w.lastAddr, true, hw.ReasonNone
+	}
 	if w.gather {
 		w.q.stats.Lookups++
 		if w.held {
 			w.q.stats.HeldLookups++
 		}
 	}
-	return w.c.keys.Translate(key, who, addr, n)
+	iova, hit, r := w.c.keys.Translate(key, who, addr, n)
+	if r == hw.ReasonNone {
+		w.lastAddr, w.lastIOVA = addr, iova
+	}
+	return iova, hit, r
 }
 
 // Read is one payload DMA read.
@@ -62,6 +74,9 @@ func (w *walk) Write(iova uint64, src []byte) error {
 type stepTracer walk
 
 func (t *stepTracer) Lookup(seg int, off, n uint32, hit bool, r hw.Reason) {
+	if t.skip {
+		return // there was none
+	}
 	rec := t.rec
 	rec.Kind, rec.Lookup = hw.TraceKindLookup, hw.LookupMiss
 	if hit {
@@ -121,6 +136,8 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 		tr = (*stepTracer)(w)
 	}
 	payload := f.buf[roce.Headroom:]
+	defect := c.defect()
+	swapped := w.spoilBefore(defect, o.segs, at)
 	if o.flags&hw.TraceFlagInline != 0 {
 		n, fault, ok = gather.InlinePacket(o.inline, at, q.mtu, payload)
 	} else {
@@ -132,6 +149,9 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 			c.count[cntGathersMulti]++
 			q.stats.GathersMulti++
 		}
+	}
+	if w.skip = false; swapped >= 0 {
+		o.segs[swapped], o.segs[swapped+1] = o.segs[swapped+1], o.segs[swapped]
 	}
 	if !ok && fault.Reason == reasonHeld {
 		return 0, fault, false
@@ -145,6 +165,10 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 			c.trace(&rec)
 		}
 		return 0, fault, false
+	}
+	if defect != hw.WalkFaultNone {
+		n = spoilAfter(defect, q, o, at, payload[:n])
+		w.rec.Flags = o.flags
 	}
 	if n > 0 && strike(&c.regs.tests.flipByte) {
 		payload[0] ^= 0xff

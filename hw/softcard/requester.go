@@ -148,6 +148,10 @@ func (c *Card) load(q *qp) bool {
 		fault = noSegment(hw.ReasonUnsupported) // it would wait for ever
 	}
 	if fault.Reason != hw.ReasonNone {
+		if c.traceWanted(q.number) {
+			c.trace(&hw.TraceRecord{QPN: q.number, WQEIndex: op.index, PSN: s.psn, Kind: hw.TraceKindFault, Opcode: op.opcode,
+				Segment: uint8(fault.Segment), Key: fault.Key, Reason: fault.Reason})
+		}
 		c.failLocal(q, op, fault)
 		return false
 	}
