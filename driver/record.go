@@ -26,6 +26,9 @@ type TraceOptions struct {
 type CaptureOptions struct {
 	QPN   uint32 // of this QP only; 0: of all, and frames of no QP
 	Count int
+	// Entries is for how many frames the card's ring shall have room, rounded up to a power of two of at most
+	// 2^14; each takes 8 KiB. 0: 2^10. A ring that runs for others stays as it is.
+	Entries int
 }
 
 // TraceRecord is a step of a walk on the card (rule G22).
@@ -72,6 +75,7 @@ const (
 	captureStride  = 13 // 8 KiB a slot
 	streamRecords  = 1 << 14
 	maxRecords     = 1 << 20
+	maxFrames      = 1 << 14
 )
 
 // ring is a ring of records of the card.
@@ -406,7 +410,14 @@ func (d *Device) Capture(ctx context.Context, o CaptureOptions) (Stream[CaptureF
 	if d.attr.Capabilities&hw.CapabilityCapture == 0 {
 		return nil, d.fail(op, "", ErrNotSupported)
 	}
-	s, err := d.capture.open(ctx, o.QPN, o.Count, captureEntries)
+	entries := captureEntries
+	switch {
+	case o.Entries < 0 || o.Entries > maxFrames:
+		return nil, d.fail(op, "", fmt.Errorf("a ring of %d frames, at most %d: %w", o.Entries, maxFrames, ErrInvalid))
+	case o.Entries != 0:
+		entries = roundUp(max(o.Entries, 2))
+	}
+	s, err := d.capture.open(ctx, o.QPN, o.Count, entries)
 	if err != nil {
 		return nil, d.fail(op, "", err)
 	}

@@ -76,7 +76,9 @@ func (d *device) startDebug(ctx context.Context, x *expectation) (err error) {
 	if err := d.dev.ModifyPort(ctx, port); err != nil {
 		return err
 	}
-	if d.capture, err = d.dev.Capture(ctx, driver.CaptureOptions{}); err != nil {
+	// Room for all frames at once, each sent and received, however they come.
+	entries := min(4*len(x.frames)+64, 1<<14)
+	if d.capture, err = d.dev.Capture(ctx, driver.CaptureOptions{Entries: entries}); err != nil {
 		return err
 	}
 	if d.txBase, err = d.txFrames(); err != nil {
