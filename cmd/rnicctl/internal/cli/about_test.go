@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -128,5 +129,35 @@ func TestSelftest(t *testing.T) {
 	last := o["stages"].([]any)[11].(map[string]any)
 	if o["passed"] != false || last["result"] != "fail" || last["fix"] == "" {
 		t.Errorf("%v", last)
+	}
+}
+
+// TestDocs: docs/rnicctl.md names each command, each option, each exit code and each error code.
+func TestDocs(t *testing.T) {
+	b, err := os.ReadFile("../../../../docs/rnicctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(b)
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		name := strings.TrimPrefix(c.CommandPath(), "rnicctl ")
+		if c.Runnable() && len(c.Commands()) == 0 && !strings.Contains(doc, name) {
+			t.Errorf("command %q is missing", name)
+		}
+		for _, m := range regexp.MustCompile(`--([a-z]+)`).FindAllStringSubmatch(c.LocalFlags().FlagUsages(), -1) {
+			if m[1] != "help" && !strings.Contains(doc, "--"+m[1]) {
+				t.Errorf("%s: option --%s is missing", name, m[1])
+			}
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit((&app{}).root())
+	for _, c := range classes {
+		if !strings.Contains(doc, "`"+c.code+"`") || !strings.Contains(doc, fmt.Sprintf("| %d |", c.exit)) {
+			t.Errorf("exit %d, code %s is missing", c.exit, c.code)
+		}
 	}
 }
