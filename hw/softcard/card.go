@@ -274,13 +274,13 @@ func (c *Card) runStep(budget int) (worked bool) {
 	return worked
 }
 
-// idle reports, after a Step that found nothing to do, whether something waits
-// for RUN_STEP.
+// idle reports, after a Step that found nothing to do, whether nothing is left but
+// timers: no packet that waits for room on the wire, and nothing for RUN_STEP.
 func (c *Card) idle() bool {
-	if c.live.runMode == hw.RunModeFree {
-		return true
+	if c.transmitPending() {
+		return false
 	}
-	return !c.doorbellsPending() && !c.transmitPending() && c.nextTimer() > c.now()
+	return c.live.runMode == hw.RunModeFree || !c.doorbellsPending() && c.nextTimer() > c.now()
 }
 
 // reset brings everything that Step owns to its state after reset. The caller

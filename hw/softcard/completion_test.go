@@ -13,7 +13,7 @@ func TestCQWraps(t *testing.T) {
 	r.createEQ(0, 4, 0, false)
 	q := r.createCQ(1, 2, 0)
 	for n := range uint32(41) {
-		r.time += 7
+		r.time.Add(7)
 		r.step()
 		q.complete(hw.CQE{QPN: n, WQEIndex: 3 * n, ByteLen: 5, Imm: 0x01020304, Opcode: hw.CQEOpcodeRecv}, false)
 		if n%3 != 0 {
@@ -41,7 +41,7 @@ func TestCQETime(t *testing.T) {
 	r.start(4)
 	r.createEQ(0, 4, 0, false)
 	q := r.createCQ(1, 2, 0)
-	r.time = 123_456_789
+	r.time.Store(123_456_789)
 	r.step()
 	q.complete(hw.CQE{}, false)
 	if e, is := q.next(); !is || e.Time != 123_456_789 {

@@ -43,13 +43,13 @@ func TestSteppedClock(t *testing.T) {
 	r.start(4)
 	r.createEQ(0, 4, 0, false)
 	q := r.createCQ(1, 4, 0)
-	r.time = 5_000_000_000
+	r.time.Store(5_000_000_000)
 	r.step()
 	if v := r.load64(hw.RegDebugClockNow); v != 5_000_000_000 {
 		t.Errorf("real: %d", v)
 	}
 	r.store(hw.RegDebugClockMode, uint32(hw.ClockModeStepped))
-	r.time = 9_000_000_000
+	r.time.Store(9_000_000_000)
 	r.run()
 	if v := r.load64(hw.RegDebugClockNow); v != 5_000_000_000 {
 		t.Errorf("stepped: %d", v)
@@ -249,7 +249,7 @@ func TestCaptureRing(t *testing.T) {
 	x := hw.RingContext{IOVA: ring, LogEntries: 2, LogStride: 7, All: 1} // 64 bytes of each frame
 	r.do(hw.CommandSetCapture, 0, 0, x.AsBytes(), 0)
 	b := frameTo(r.card, 9)
-	r.time = 777
+	r.time.Store(777)
 	send(t, far, b, laneRequests)
 	r.run()
 	out := frameTo(far, 3)[:60]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 type rig struct {
 	t    testing.TB
 	card *Card
-	time int64 // of the card's clock
+	time atomic.Int64 // of the card's clock
 	dev  vfio.Device
 	conf *vfio.Config
 	ctrl *vfio.BAR
@@ -53,7 +54,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 	t.Helper()
 	r := &rig{t: t, vectors: map[int]int{}}
 	if cfg.Clock == nil {
-		cfg.Clock = func() int64 { return r.time }
+		cfg.Clock = func() int64 { return r.time.Load() }
 	}
 	var err error
 	if r.card, err = New(cfg); err != nil {
@@ -123,7 +124,7 @@ func (r *rig) must(err error) {
 }
 
 // step steps the card once, at the rig's time.
-func (r *rig) step() bool { return r.card.Step(r.time, 64) }
+func (r *rig) step() bool { return r.card.Step(r.time.Load(), 64) }
 
 // run steps the card until it finds nothing to do.
 func (r *rig) run() {
