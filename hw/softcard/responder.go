@@ -94,6 +94,9 @@ func (c *Card) invalidRequest(q *qp) {
 
 // accept moves on to the next PSN, and answers where that is asked for.
 func (c *Card) accept(q *qp, p *roce.Packet) {
+	if !q.receives() {
+		return // its completion found no room: nobody was told
+	}
 	psn := q.recv.psn
 	q.recv.psn = roce.PSNAdd(psn, 1)
 	if p.BTH().AckReq() {
