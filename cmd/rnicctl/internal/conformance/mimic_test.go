@@ -41,7 +41,7 @@ type mimicSide struct {
 
 	polled  [2]int
 	mem     map[string][]byte
-	posted  int // post_send steps done
+	queried int
 	recvs   []Step
 	reads   []mimicRead
 	epsn    uint32
@@ -55,7 +55,6 @@ type mimicRead struct {
 	psn  uint32
 	n    uint32 // responses
 	sges []SGE
-	done uint64
 }
 
 func newMimic(x *expectation) *mimic {
@@ -162,8 +161,8 @@ func (s *mimicSide) Query(context.Context) (QPState, error) {
 	n := 0
 	for i := range s.m.x.Steps {
 		if st := &s.m.x.Steps[i]; st.Action == actionQueryQP && st.Node == s.at.String() {
-			if n == s.posted {
-				s.posted++
+			if n == s.queried {
+				s.queried++
 				state := s.m.x.states[i]
 				if s.m.onQuery != nil {
 					s.m.onQuery(&state)
