@@ -139,6 +139,30 @@ func (w *world) asked(t *testing.T, o map[string]any, addr string) {
 	}
 }
 
+// read hands on the frames of a capture file and counts them.
+func read(t *testing.T, file string, take func(pcapng.Frame)) (n int) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := pcapng.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; n++ {
+		fr, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return n
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		take(fr)
+	}
+}
+
 func number(o map[string]any, path ...string) float64 {
 	for _, p := range path[:len(path)-1] {
 		o, _ = o[p].(map[string]any)
@@ -260,24 +284,8 @@ func TestProcesses_Looking(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "out.pcapng")
 		o := rnicctl(t, "capture", "-d", w.a, "-w", file, "--count", "300")[0]
 		w.asked(t, o, w.a)
-		f, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		r, err := pcapng.NewReader(f)
-		if err != nil {
-			t.Fatal(err)
-		}
 		seen := map[string]int{}
-		for {
-			fr, err := r.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+		read(t, file, func(fr pcapng.Frame) {
 			var p roce.Packet
 			if err := roce.Parse(fr.Data, &p); err != nil {
 				t.Fatal(err)
@@ -290,7 +298,7 @@ func TestProcesses_Looking(t *testing.T) {
 				t.Fatalf("a frame %v for QP %#x", fr.Direction, p.BTH().DestQP())
 			}
 			seen[fmt.Sprint(fr.Direction, " ", p.Opcode())]++
-		}
+		})
 		if len(seen) != 3 || number(o, "frames") != 300 { // write first, write last, and the ACK
 			t.Errorf("frames %v, %v", seen, o)
 		}
@@ -314,6 +322,35 @@ func TestProcesses_Looking(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestProcesses_Interrupted: Ctrl-C ends a capture with 130, and the file is sound.
+func TestProcesses_Interrupted(t *testing.T) {
+	w := newWorld(t)
+	file := filepath.Join(t.TempDir(), "out.pcapng")
+	cmd, out := start(t, "", filepath.Join(bin, "rnicctl"), "capture", "-d", w.a, "-w", file, "--json")
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if st, err := os.Stat(file); err == nil && st.Size() > 100_000 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is captured")
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for out.Scan() {
+		last += out.Text()
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(last, `"interrupted"`) {
+		t.Errorf("exit %d: %s", code, last)
+	}
+	if frames := read(t, file, func(pcapng.Frame) {}); frames == 0 {
+		t.Error("the file holds no frame")
+	}
 }
 
 // TestProcesses_Held: a command that opens a card which a program holds ends with 4 and names the pid.

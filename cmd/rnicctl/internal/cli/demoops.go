@@ -179,7 +179,7 @@ func (r *demoRun) atomic(ctx context.Context, op *operation) error {
 		return err
 	}
 	if old, sum := le.Uint64(r.mrs[0].Bytes()[demoTarget:]), le.Uint64(r.mrs[1].Bytes()[demoTarget:]); old != before || sum != before+add {
-		return fmt.Errorf("A has %#x, B holds %#x; should be %#x and %#x", old, sum, uint64(before), uint64(before+add))
+		return fmt.Errorf("value at A %#x, at B %#x; should be %#x and %#x", old, sum, uint64(before), uint64(before+add))
 	}
 	return nil
 }

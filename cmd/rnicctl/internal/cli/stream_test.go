@@ -41,7 +41,8 @@ func TestTraceOfHolder(t *testing.T) {
 		if s["wr_id"] != nil {
 			known++
 		}
-		if s["kind"] == "handover" && (s["payload_crc32"] == nil || (s["bytes"] == 904.0) != (s["flags"].([]any) != nil && len(s["flags"].([]any)) > 0)) {
+		// 5,000 bytes in two packets, the last of 904: it asks for an acknowledgement.
+		if last := s["bytes"] == 904.0; s["kind"] == "handover" && (s["payload_crc32"] == nil || last != (len(s["flags"].([]any)) > 0)) {
 			t.Errorf("hand-over %v", s)
 		}
 	}

@@ -78,7 +78,7 @@ type traceJSON struct {
 	WRID       *string    `json:"wr_id"` // null where the holder does not know it
 	WQEIndex   uint32     `json:"wqe_index"`
 	Opcode     string     `json:"opcode"`
-	Packet     uint32     `json:"packet"`
+	Packet     *uint32    `json:"packet"` // from 1; null for a WQE
 	PSN        uint32     `json:"psn"`
 	Kind       string     `json:"kind"`
 	Segment    int        `json:"segment"`
@@ -147,7 +147,10 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 		if a.json {
 			return a.printJSON(describeStep(&r))
 		}
-		segment, offset := "-", "-"
+		packet, segment, offset := fmt.Sprint(r.Packet+1), "-", "-"
+		if r.Kind == hw.TraceKindWQE {
+			packet = "-"
+		}
 		if r.Kind == hw.TraceKindLookup || r.Kind == hw.TraceKindRead || r.Kind == hw.TraceKindFault {
 			segment, offset = fmt.Sprint(r.Segment), fmt.Sprint(r.Offset)
 		}
@@ -155,7 +158,7 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 		if r.Lookup != hw.LookupNone {
 			lookup = strings.ToLower(r.Lookup.String())
 		}
-		_, err := fmt.Fprintf(a.out, line, seconds(r.Time), fmt.Sprintf("%#x", r.QPN), wrid(&r), fmt.Sprint(r.Packet+1),
+		_, err := fmt.Fprintf(a.out, line, seconds(r.Time), fmt.Sprintf("%#x", r.QPN), wrid(&r), packet,
 			strings.ToLower(r.Kind.String()), segment, offset, fmt.Sprint(r.Bytes), lookup, remarks(&r))
 		return err
 	})
@@ -198,9 +201,13 @@ func remarks(r *driver.TraceRecord) string {
 func describeStep(r *driver.TraceRecord) traceJSON {
 	j := traceJSON{
 		Schema: "rnic.trace.v1", TimeNS: r.Time, QPN: r.QPN, WQEIndex: r.WQEIndex, Opcode: strings.ToLower(r.Opcode.String()),
-		Packet: r.Packet + 1, PSN: r.PSN, Kind: strings.ToLower(r.Kind.String()), Segment: r.Segment, Offset: r.Offset, Bytes: r.Bytes,
+		PSN: r.PSN, Kind: strings.ToLower(r.Kind.String()), Segment: r.Segment, Offset: r.Offset, Bytes: r.Bytes,
 		Lookup: strings.ToLower(r.Lookup.String()), Key: hex32(r.Key), Reason: strings.ToLower(r.Reason.String()), Flags: []string{},
 		Cursor: cursorJSON{r.Cursor.Segment, r.Cursor.Offset, r.Cursor.Left}, Lost: r.Lost,
+	}
+	if r.Kind != hw.TraceKindWQE {
+		n := r.Packet + 1
+		j.Packet = &n
 	}
 	if r.HasWRID {
 		id := hex64(r.WRID)
