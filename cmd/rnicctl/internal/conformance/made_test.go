@@ -1,10 +1,13 @@
 package conformance
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"rnic/hw/roce"
@@ -169,6 +172,117 @@ func madeBoth(t testing.TB, answerFirst bool) *Recording {
 	return m.r
 }
 
+// deliver says which frames arrive, in order; the others are lost.
+func (m *made) deliver(frames ...int) {
+	m.r.delivered = [][]byte{}
+	for i := range m.r.capture {
+		if !slices.Contains(frames, i) {
+			m.r.capture[i].relay, m.r.Frames[i].Relay = "drop", "drop"
+		}
+	}
+	for _, i := range frames {
+		m.r.delivered = append(m.r.delivered, m.r.capture[i].data)
+	}
+}
+
+// madeDup is a SEND of four packets, the second of which arrives twice: the
+// duplicate draws an ACK of its own (recipes/rxe.md, quirk 6).
+func madeDup(t testing.TB) *Recording {
+	m := newMade(t, "j_dup_packet", 1024)
+	m.send4()
+	m.ack(sideB, 31, m.r.nodes[sideA].SQPSN+1, 0)
+	m.ack(sideB, 31, m.r.nodes[sideA].SQPSN+3, 1)
+	m.deliver(0, 1, 1, 2, 3, 4, 5)
+	return m.r
+}
+
+// madeDropFirst is the same, but the first packet is lost: the NAK is of the first
+// PSN of all.
+func madeDropFirst(t testing.TB) *Recording {
+	m := newMade(t, "j_drop_first", 1024)
+	m.send4()
+	m.ack(sideB, roce.NAKPSNSequenceError, m.r.nodes[sideA].SQPSN, 0)
+	m.frames4()
+	m.ack(sideB, 31, m.r.nodes[sideA].SQPSN+3, 1)
+	m.deliver(1, 2, 3, 4, 5, 6, 7, 8, 9)
+	return m.r
+}
+
+// madeAtomicLost is an atomic whose answer is lost: asked for again after the
+// timeout, it is answered from the saved result and executed once.
+func madeAtomicLost(t testing.TB) *Recording {
+	m := newMade(t, "j_atomic_drop_ack", 1024)
+	a, b := &m.r.nodes[sideA], &m.r.nodes[sideB]
+	src, dst := &a.MRs[0], &b.MRs[0]
+	m.steps(fmt.Sprintf(`[
+	 {"node":"A","action":"post_send","wrs":[{"wr_id":1,"opcode":"FADD","flags":2,"compare_add":5,"remote_addr":%d,"rkey":%d,
+	  "sges":[{"mr":"MR1","addr":%d,"len":8,"lkey":%d}]}],"rc":0,"bad_index":-1},
+	 {"node":"A","action":"poll","cq":"send","expected":1,"completions":[{"wr_id":1,"status":0,"opcode":4,"byte_len":8,"qp_num":%d}]}
+	]`, dst.Addr, dst.RKey, src.Addr, src.LKey, a.QPN))
+	const old = 0xEEEEEEEEEEEEEEEE // dst is filled with 238
+	for range 2 {
+		m.frame(sideA, roce.RCFetchAdd, a.SQPSN, nil, 0, 0, func(h *roce.Header) {
+			h.AckReq, h.Atomic = true, roce.AtomicETHFields{VA: dst.Addr, RKey: dst.RKey, SwapAdd: 5}
+		})
+		m.frame(sideB, roce.RCAtomicAcknowledge, a.SQPSN, nil, 0, 0, func(h *roce.Header) {
+			h.AETH, h.AtomicAck = roce.AETHFields{Syndrome: 31, MSN: 1}, old
+		})
+	}
+	m.deliver(0, 2, 3)
+	sum := sha256.Sum256([]byte{0xF3, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE}) // once
+	m.r.MemoryAfter = []MemoryRange{{Node: "B", MR: "dst", Len: 8, What: "added to once", SHA256: hex.EncodeToString(sum[:])}}
+	return m.r
+}
+
+// madeReadDropLast is a READ whose last response is lost: after the timeout the
+// rest is asked for, and comes as the end of the old response or as a new one.
+func madeReadDropLast(t testing.TB) *Recording {
+	m := newMade(t, "j_read_drop_last", 1024)
+	a, b := &m.r.nodes[sideA], &m.r.nodes[sideB]
+	src, dst := &a.MRs[0], &b.MRs[0]
+	m.steps(fmt.Sprintf(`[
+	 {"node":"A","action":"post_send","wrs":[{"wr_id":1,"opcode":"READ","flags":2,"remote_addr":%d,"rkey":%d,
+	  "sges":[{"mr":"MR1","addr":%d,"len":2500,"lkey":%d}]}],"rc":0,"bad_index":-1},
+	 {"node":"A","action":"poll","cq":"send","expected":1,"completions":[{"wr_id":1,"status":0,"opcode":2,"byte_len":2500,"qp_num":%d}]}
+	]`, dst.Addr, dst.RKey, src.Addr, src.LKey, a.QPN))
+	read := func(psn uint32, off uint64, n uint32) {
+		m.frame(sideA, roce.RCReadRequest, psn, nil, 0, 0, func(h *roce.Header) {
+			h.AckReq, h.RETH = true, roce.RETHFields{VA: dst.Addr + off, RKey: dst.RKey, DMALen: n}
+		})
+	}
+	msn1 := func(h *roce.Header) { h.AETH = roce.AETHFields{Syndrome: 31, MSN: 1} }
+	read(a.SQPSN, 0, 2500)
+	m.frame(sideB, roce.RCReadResponseFirst, a.SQPSN, dst, 0, 1024, msn1)
+	m.frame(sideB, roce.RCReadResponseMiddle, a.SQPSN+1, dst, 1024, 1024, nil)
+	m.frame(sideB, roce.RCReadResponseLast, a.SQPSN+2, dst, 2048, 452, msn1)
+	read(a.SQPSN+2, 2048, 452)
+	m.frame(sideB, roce.RCReadResponseLast, a.SQPSN+2, dst, 2048, 452, msn1)
+	m.deliver(0, 1, 2, 4, 5)
+	return m.r
+}
+
+// send4 is the steps of a SEND of four packets, and the packets; frames4 the
+// packets alone.
+func (m *made) send4() {
+	a, b := &m.r.nodes[sideA], &m.r.nodes[sideB]
+	src, dst := &a.MRs[0], &b.MRs[0]
+	m.steps(fmt.Sprintf(`[
+	 {"node":"B","action":"post_recv","wr_id":2,"sges":[{"mr":"dst","addr":%d,"len":4000,"lkey":%d}],"rc":0},
+	 {"node":"A","action":"post_send","wrs":[{"wr_id":1,"opcode":"SEND","flags":2,"sges":[{"mr":"MR1","addr":%d,"len":4000,"lkey":%d}]}],"rc":0,"bad_index":-1},
+	 {"node":"A","action":"poll","cq":"send","expected":1,"completions":[{"wr_id":1,"status":0,"opcode":0,"byte_len":4000,"qp_num":%d}]},
+	 {"node":"B","action":"poll","cq":"recv","expected":1,"completions":[{"wr_id":2,"status":0,"opcode":128,"byte_len":4000,"wc_flags":1,"qp_num":%d}]}
+	]`, dst.Addr, dst.LKey, src.Addr, src.LKey, a.QPN, b.QPN))
+	m.frames4()
+}
+
+func (m *made) frames4() {
+	src, psn := &m.r.nodes[sideA].MRs[0], m.r.nodes[sideA].SQPSN
+	m.frame(sideA, roce.RCSendFirst, psn, src, 0, 1024, nil)
+	m.frame(sideA, roce.RCSendMiddle, psn+1, src, 1024, 1024, nil)
+	m.frame(sideA, roce.RCSendMiddle, psn+2, src, 2048, 1024, nil)
+	m.frame(sideA, roce.RCSendLast, psn+3, src, 3072, 928, ackReq)
+}
+
 // madeSoakLoss is the soak with every 13th frame lost. What is sent again after
 // that is another thing on each run, so only completions and memory count.
 func madeSoakLoss(t testing.TB) *Recording {
@@ -192,5 +306,9 @@ func madeScenarios(t testing.TB) map[string]*Recording {
 		"three rounds without a receive":               madeRNRTwice(t),
 		"both send, the post came first":               madeBoth(t, false),
 		"both send, the answer came first":             madeBoth(t, true),
+		"a packet that arrives twice":                  madeDup(t),
+		"the first packet is lost":                     madeDropFirst(t),
+		"the answer to an atomic is lost":              madeAtomicLost(t),
+		"the last response of a READ is lost":          madeReadDropLast(t),
 	}
 }
