@@ -184,6 +184,38 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestRegisters: values decoded, by enum and by field, and what cannot be read has none.
+func TestRegisters(t *testing.T) {
+	sockets(t)
+	got := map[string]string{}
+	o := rnicctl(t, "regs", "-d", "soft:regs", "--json", "MAGIC", "IDENT.VERSION", "ENGINE", "CONTROL.STATUS", "RUN_MODE", "KICK.*", "CARD_NAME[0]").well(t).object(t, "regs")
+	for _, r := range o["registers"].([]any) {
+		r := r.(map[string]any)
+		text := fmt.Sprint(r["value"], " ", r["text"])
+		for _, f := range r["fields"].([]any) {
+			f := f.(map[string]any)
+			text += fmt.Sprint(" ", f["name"], "=", f["value"])
+		}
+		got[r["name"].(string)] = strings.TrimSpace(text)
+	}
+	for name, want := range map[string]string{
+		"IDENT.MAGIC":        "0x43494e52",
+		"IDENT.VERSION":      "0x00010000  MINOR=0 MAJOR=1",
+		"IDENT.ENGINE":       "0x00000001 GO",
+		"IDENT.CARD_NAME[0]": "0x73676572", // "regs", first byte lowest
+		"CONTROL.STATUS":     "0x00000007  READY=1 BUS_MASTER=1 COMMAND_ENABLED=1 FATAL=0",
+		"DEBUG.RUN_MODE":     "0x00000000 FREE",
+		"KICK.KICK":          "<nil>",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %q, want %q", name, got[name], want)
+		}
+	}
+	if len(got) != 7 {
+		t.Errorf("registers %v", got)
+	}
+}
+
 // TestSetRegister: --set writes what it says, by number, name and field, and shows what was there.
 func TestSetRegister(t *testing.T) {
 	sockets(t)

@@ -1,5 +1,4 @@
-// Package regs names the contract's registers for people: it finds them by name, decodes their
-// values and reads the values that people give.
+// Package regs takes the names and values of registers as people write them.
 package regs
 
 import (
@@ -136,44 +135,6 @@ func One(name string) (Element, error) {
 		return Element{}, fmt.Errorf("%q names %d registers, %s and %s among them", name, len(list), list[0].Name(), list[1].Name())
 	}
 	return list[0], nil
-}
-
-// Field is a decoded field of a value.
-type Field struct {
-	Name  string
-	Value uint64
-	Text  string // where the field is an enum
-}
-
-// Decode decodes a value's bit fields, none where the register is one number.
-func (e Element) Decode(v uint64) []Field {
-	var list []Field
-	for i := range e.Fields {
-		f := &e.Fields[i]
-		d := Field{Name: f.Name, Value: f.Get(v)}
-		if f.Text != nil {
-			d.Text = f.Text(d.Value)
-		}
-		list = append(list, d)
-	}
-	return list
-}
-
-// Describe is a value's meaning in one line: the enum's name, or the fields; "" for a plain number.
-func (e Element) Describe(v uint64) string {
-	if e.Text != nil {
-		return e.Text(v)
-	}
-	var parts []string
-	for _, f := range e.Decode(v) {
-		switch {
-		case f.Text != "":
-			parts = append(parts, f.Name+"="+f.Text)
-		default:
-			parts = append(parts, fmt.Sprintf("%s=%d", f.Name, f.Value))
-		}
-	}
-	return strings.Join(parts, " ")
 }
 
 // Parse reads a value for the register: a number in Go's notation, the name of one of its enum's

@@ -106,29 +106,6 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestDescribe(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		value uint64
-		want  string
-	}{
-		{"VERSION", 0x00010002, "MINOR=2 MAJOR=1"},
-		{"DEBUG.RUN_MODE", 1, "STEPPED"},
-		{"CONTROL.STATUS", 5, "READY=1 BUS_MASTER=0 COMMAND_ENABLED=1 FATAL=0"},
-		{"DEBUG.PORT_CORRUPT", 0x00ff0010, "OFFSET=16 XOR=255"},
-		{"CAPABILITIES", 1 | 1<<9, "GATHER|RC"},
-		{"SCRATCH", 7, ""},
-	} {
-		e, err := One(c.name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := e.Describe(c.value); got != c.want {
-			t.Errorf("%s = %#x: %q, want %q", c.name, c.value, got, c.want)
-		}
-	}
-}
-
 func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
