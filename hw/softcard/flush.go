@@ -43,7 +43,6 @@ func (c *Card) flush(q *qp) turn {
 	if q.recv.head != q.rqSeen {
 		index := q.recv.head
 		q.recv.head++
-		q.recv.wqe.loaded = false
 		c.flushed(q, 0, index, true)
 		return turnWorked
 	}

@@ -157,19 +157,13 @@ func readPcap(tb testing.TB, file string) (frames [][]byte) {
 	}
 }
 
-// What is ruled in advance to be otherwise than recorded (test/golden/REPLAY.md).
-var (
-	goldenSkip = map[string]string{
-		"b_send_inv_mr": "needs invalidation", "b_send_inv_multi": "needs invalidation", "b_send_inv_only": "needs invalidation",
-		"f_atomic_misaligned": "refused when it is posted: nothing reaches the card",
-	}
-	// Statuses by wr_id, where soft-RoCE's are wrong.
-	goldenStatus = map[string]map[uint64]hw.Status{
-		"i_lkey_first":           {},
-		"i_recv_too_small":       {},
-		"i_recv_too_small_multi": {},
-	}
-)
+// goldenSkip are recordings of what does not reach a card, or not this one. What is
+// ruled to be otherwise than recorded (test/golden/REPLAY.md) is in the functions
+// named for it.
+var goldenSkip = map[string]string{
+	"b_send_inv_mr": "needs invalidation", "b_send_inv_multi": "needs invalidation", "b_send_inv_only": "needs invalidation",
+	"f_atomic_misaligned": "refused when it is posted: nothing reaches the card",
+}
 
 // replay is a recording and the cards that replay it.
 type replay struct {

@@ -174,7 +174,6 @@ func (c *Card) received(q *qp, p *roce.Packet, opcode hw.CQEOpcode, bytes uint32
 	r := &q.recv
 	e := hw.CQE{QPN: q.number, WQEIndex: r.head, ByteLen: bytes, Opcode: opcode, Flags: hw.CQEFlagRecv, FaultSegment: hw.NoSegment}
 	r.head++
-	r.wqe.loaded = false
 	if imm := p.ImmDt(); imm != nil {
 		e.Imm = imm.Imm()
 		e.Flags |= hw.CQEFlagImm
@@ -192,7 +191,6 @@ func (c *Card) failRecv(q *qp, status hw.Status, fault gather.Fault, syn roce.Sy
 	e := hw.CQE{QPN: q.number, WQEIndex: r.head, Opcode: hw.CQEOpcodeRecv, Flags: hw.CQEFlagRecv | hw.CQEFlagSolicited, Status: status, Reason: fault.Reason,
 		FaultSegment: uint8(fault.Segment), FaultKey: fault.Key, FaultOffset: uint64(fault.Offset)}
 	r.head++
-	r.wqe.loaded = false
 	event := hw.EventTypeQPFatal
 	if syn == roce.NAKInvalidRequest {
 		event = hw.EventTypeQPReqErr

@@ -191,8 +191,6 @@ func localStatus(r hw.Reason) hw.Status {
 // recvWQE is a receive work request, parsed from a copy, and how far it has
 // been filled.
 type recvWQE struct {
-	loaded bool
-	index  uint32
 	cursor gather.Cursor
 	got    uint32 // bytes placed
 	segs   []gather.Segment
@@ -203,7 +201,7 @@ type recvWQE struct {
 func (c *Card) fetchRecv(q *qp, w *recvWQE, index uint32) gather.Fault {
 	stride := uint32(1) << q.ctx.RQLogStride
 	raw := c.qps.scratch[:stride]
-	w.index, w.got = index, 0
+	w.got = 0
 	if r := c.dmaRead(q.ctx.RQIOVA+uint64(index&q.rqMask)<<q.ctx.RQLogStride, raw); r != hw.ReasonNone {
 		return noSegment(r)
 	}
@@ -218,6 +216,6 @@ func (c *Card) fetchRecv(q *qp, w *recvWQE, index uint32) gather.Fault {
 	if !ok {
 		return fault
 	}
-	w.cursor, w.loaded = cursor, true
+	w.cursor = cursor
 	return gather.Fault{}
 }
