@@ -160,6 +160,12 @@ func (r *Runner) fallAsleep() (next int64, may bool) {
 		if !c.fallAsleep() {
 			return next, false
 		}
+		// A packet may wait for room on the wire, which another worker may have
+		// made before it could see this one asleep: the last look at that is
+		// another try.
+		if c.transmitPending() && c.Step(c.cfg.Clock(), stepBudget) {
+			return next, false
+		}
 		if at := c.nextTimer(); at != noTimer && c.live.clockMode == hw.ClockModeReal {
 			next = min(next, max(at-c.cfg.Clock(), 0))
 		}

@@ -292,3 +292,38 @@ func TestRunnerClosesAsleep(t *testing.T) {
 	n.Close()
 	r.do(hw.CommandNop, 0, 0, nil, 0) // the test steps it again
 }
+
+// A packet that waits for room on a wire whose other end another worker steps:
+// while there is none its card may sleep, and room that was made just before it
+// fell asleep, when nobody saw a sleeper to wake, keeps it awake.
+func TestRoomBeforeSleep(t *testing.T) {
+	p := newPair(t, 2)
+	a, _ := p.connected(17, defaultLink())
+	src := p.a.newMR(0x1000_0000, 64<<10, srcKey, allAccess)
+	dst := p.b.newMR(0x2000_0000, 64<<10, dstKey, allAccess)
+	a.post(tWR{op: hw.OpcodeRDMAWrite, flags: hw.WQEFlagSignaled, remote: dst.base, rkey: dst.key, sges: []hw.DataSegment{src.sge(0, 60_000)}})
+	rest := func(n *node) {
+		for n.card.Step(p.now, 64) {
+		}
+	}
+	n := &Runner{bell: make(chan struct{}, 1), cards: []*Card{p.a.card}}
+	p.a.card.runner.Store(n)
+	rest(p.a)
+	if !p.a.card.transmitPending() {
+		t.Fatal("nothing waits for room: the test shows nothing")
+	}
+	fallAsleep := func() bool {
+		n.asleep.Store(true)
+		_, may := n.fallAsleep()
+		n.asleep.Store(false)
+		p.a.card.awaken()
+		return may
+	}
+	if !fallAsleep() {
+		t.Error("the card stays awake although the wire is full")
+	}
+	rest(p.b)
+	if fallAsleep() {
+		t.Error("the card sleeps although there is room for its packet")
+	}
+}
