@@ -62,7 +62,7 @@ func (c *Card) transmitPending() bool { return c.qps.ready.first != nil }
 // because the wire has no room.
 func (c *Card) transmit(budget int) (worked, blocked bool) {
 	l := &c.qps.ready
-	tries := 16
+	var first *qp // of those that wait for room
 	for ; budget > 0 && l.first != nil; budget-- {
 		q := l.first
 		sent := q.stats.TXBytes
@@ -79,19 +79,25 @@ func (c *Card) transmit(budget int) (worked, blocked bool) {
 			l.pop()
 			q.queued = false
 			budget++ // it was not this QP's turn
+			if q == first {
+				first = nil
+			}
 			continue
 		case turnBlocked:
 			// On a cable all wait for the same room. On a switch the next one may
-			// send to another port.
-			if blocked = true; tries == 0 || len(c.port.links.Load().out) <= 2 {
+			// send to another port, until all have been asked.
+			if blocked = true; q == first || len(c.port.links.Load().out) <= 2 {
 				return worked, true
 			}
-			tries--
+			if first == nil {
+				first = q
+			}
+			budget++
 			l.pop()
 			l.push(q)
 			continue
 		}
-		worked = true
+		worked, first = true, nil
 		if q.deficit -= max(int(q.stats.TXBytes-sent), minCost); q.deficit <= 0 {
 			q.deficit += quantum
 			l.pop()
