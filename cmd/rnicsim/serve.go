@@ -142,8 +142,6 @@ func serve(ctx context.Context, o *options, stdout io.Writer) (err error) {
 		names[cfg.Name], paths[path] = true, true
 		cards = append(cards, &served{cfg: cfg, path: path, out: out})
 	}
-	runner := softcard.NewRunner()
-	defer runner.Close()
 	for _, s := range cards {
 		if s.Card, err = softcard.New(s.cfg); err != nil {
 			return err
@@ -152,6 +150,10 @@ func serve(ctx context.Context, o *options, stdout io.Writer) (err error) {
 		if err = wire.Join(s.Card); err != nil {
 			return err
 		}
+		// A worker for each: one may have to wait for its client, when that is
+		// stopped or answers DMA by message, and the others are not to wait.
+		runner := softcard.NewRunner()
+		defer runner.Close()
 		runner.Add(s.Card)
 		defer runner.Remove(s.Card)
 		if s.l, err = vfiouser.Listen(s.path); err != nil {
