@@ -2,7 +2,9 @@ package softcard
 
 import (
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"rnic/hw"
 	"rnic/hw/gather"
@@ -269,6 +271,7 @@ func TestHostileKeyEntries(t *testing.T) {
 // changes at each use, as the contract wants it of an owner.
 func TestKeyEntryIsReadWhole(t *testing.T) {
 	r := newRig(t, Config{})
+	var spent atomic.Int32
 	stop, stopped := make(chan bool), make(chan bool)
 	go func() {
 		defer close(stopped)
@@ -283,10 +286,13 @@ func TestKeyEntryIsReadWhole(t *testing.T) {
 			mmio.ToDevice()
 			n := uint64(rng.IntN(1 << 20))
 			r.register(5, tag, n<<20, 0x1000, n<<20)
+			for wait := rng.IntN(400); wait > 0; wait-- { // a while in which it can be read
+				spent.Add(1)
+			}
 		}
 	}()
 	valid := 0
-	for i := 0; i < 2_000_000 && valid < 20_000; i++ {
+	for end := time.Now().Add(3 * time.Second); valid < 2_000_000 && time.Now().Before(end); {
 		e := r.card.mem.entry(5)
 		if e.State() != hw.KeyStateValid {
 			continue

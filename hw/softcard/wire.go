@@ -150,6 +150,7 @@ func (w *Wire) Join(c *Card) error {
 	p.links.Store(&links{in: in, out: out})
 	w.ports = append(w.ports, p)
 	p.setLink(hw.LinkStateActive)
+	c.rouse()
 	return nil
 }
 
@@ -171,6 +172,9 @@ func (w *Wire) leave(p *port) {
 	p.links.Store(&links{})
 	p.wire = nil
 	p.setLink(hw.LinkStateDown)
+	for _, q := range kept { // one may wait for room on the way to this port
+		q.card.rouse()
+	}
 }
 
 // links are a port's, changed as a whole.
