@@ -68,16 +68,6 @@ func (c *Card) payloadWrite(iova uint64, p []byte) hw.Reason {
 	return c.dmaWrite(iova, p)
 }
 
-// dmaSlice is a direct view of n bytes of the client's memory for this Step and
-// until the next dmaRead or dmaWrite, or nil where there is none. What is in it
-// may change at any time, and a fault in it is for vfio.Guard.
-func (c *Card) dmaSlice(iova uint64, n int, write bool) []byte {
-	if c.host == nil {
-		return nil
-	}
-	return c.host.Slice(iova, uint64(n), write)
-}
-
 // scratch holds the entries that the card is writing to the client's rings: DMA
 // takes slices, and these are not to be allocated for each.
 type scratch struct {

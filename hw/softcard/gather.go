@@ -6,7 +6,6 @@ import (
 
 	"rnic/hw"
 	"rnic/hw/gather"
-	"rnic/hw/roce"
 )
 
 // walk is what the engine of package gather works on: the card's keys and
@@ -135,7 +134,7 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 		c.trace(&rec)
 		tr = (*stepTracer)(w)
 	}
-	payload := f.buf[roce.Headroom:]
+	payload := f.payload(int(q.mtu))
 	defect := c.defect()
 	swapped := w.spoilBefore(defect, o.segs, at)
 	if o.flags&hw.TraceFlagInline != 0 {

@@ -11,8 +11,6 @@ type ring struct {
 	lost     uint32 // since the record before
 }
 
-func (q *ring) on() bool { return q.ctx.IOVA != 0 }
-
 // wants says whether the ring watches a QP.
 func (q *ring) wants(qpn uint32) bool { return q.ctx.IOVA != 0 && (q.ctx.All != 0 || q.ctx.QPN == qpn) }
 

@@ -11,7 +11,7 @@ import (
 func (c *Card) build(q *qp, f *frame, n int) {
 	h := &q.hdr
 	h.IPID = uint16(c.regs.tests.ipID.Add(1) - 1)
-	start := h.PutBefore(f.buf, roce.Headroom, n)
+	start := h.PutBefore(f.buf, headroom, n)
 	whole, err := roce.Finish(f.buf[start:])
 	if err != nil {
 		panic("softcard: " + err.Error()) // PutBefore wrote the lengths that Finish checks

@@ -33,12 +33,6 @@ func (f *frame) bytes() []byte { return f.buf[f.start:f.end] }
 // payload is the place of n bytes of payload, pad and ICRC.
 func (f *frame) payload(n int) []byte { return f.buf[headroom : headroom+n] }
 
-// header is the place of n bytes of headers, right before the payload.
-func (f *frame) header(n int) []byte { return f.buf[headroom-n : headroom] }
-
-// set says how many bytes of headers and of payload, pad and ICRC it has.
-func (f *frame) set(header, payload int) { f.start, f.end = headroom-header, headroom+payload }
-
 // The lanes of a link. Requests never take the room of answers: two cards that
 // send to each other would wait for each other for ever.
 const (

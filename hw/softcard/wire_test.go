@@ -118,7 +118,6 @@ func TestWireReserve(t *testing.T) {
 			t.Errorf("%d slots: %d requests", slots, requests)
 		}
 		// b takes requests until the room for their answers is promised away.
-		var held []*frame
 		for {
 			for trySend(a, frameTo(b, 1), laneRequests) {
 			}
@@ -129,7 +128,6 @@ func TestWireReserve(t *testing.T) {
 			if f.answers == nil {
 				t.Fatal("a request without room for its answer")
 			}
-			held = append(held, f)
 			b.rxDone(f, 0, false)
 			answers++
 		}
@@ -339,7 +337,7 @@ func TestSlotsAreAligned(t *testing.T) {
 			if n := len(f.payload(roce.MaxMTU + 3 + roce.ICRCLen)); n != roce.MaxMTU+7 {
 				t.Fatal("no room for a full payload")
 			}
-			f.set(0, 64)
+			f.start, f.end = headroom, headroom+64
 			c[0].send(f, 0)
 		}
 	}
