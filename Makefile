@@ -4,7 +4,7 @@
 GO ?= go
 FUZZTIME ?= 10s
 
-.PHONY: build demo test test-full lint bench fuzz mutants generate clean
+.PHONY: build demo test test-full lint rtl bench fuzz mutants generate clean
 
 ## build: bin/rnicctl and bin/rnicsim
 build:
@@ -25,6 +25,10 @@ test-full:
 ## lint: vet for both architectures, gofmt, staticcheck, the rules of the house
 lint:
 	$(GO) run ./test/gate vet "vet arm64" gofmt tidy lint rules
+
+## rtl: lint, build and simulate the gather engine in gateware; installs what it needs from Debian
+rtl:
+	$(GO) run ./test/rtl
 
 ## bench: every benchmark, with allocations
 bench:

@@ -1,0 +1,166 @@
+//go:build rtl
+
+package rtl
+
+// #cgo LDFLAGS: ${SRCDIR}/../../bitstream/sim/build/librnicrtl.a -lstdc++ -lm -lpthread -latomic
+// #include "../../bitstream/sim/shim.h"
+import "C"
+
+import (
+	"fmt"
+
+	"rnic/hw"
+)
+
+// Option is a property of the engine's surroundings.
+type Option int
+
+// The options. A latency is in cycles, from a read or a fill to its answer; a stall is the share of the cycles,
+// in percent, in which a port does not take or give.
+const (
+	LatencyMin   Option = C.RTL_LATENCY_MIN
+	LatencyMax   Option = C.RTL_LATENCY_MAX
+	Mix          Option = C.RTL_MIX // 1: beats of several reads come mixed
+	StallRead    Option = C.RTL_STALL_READ
+	StallFill    Option = C.RTL_STALL_FILL
+	StallFrame   Option = C.RTL_STALL_FRAME
+	StallResult  Option = C.RTL_STALL_RESULT
+	StallBeat    Option = C.RTL_STALL_BEAT
+	StallSegment Option = C.RTL_STALL_SEGMENT
+)
+
+// Handler takes what comes out of the engine, in the order in which it does. Frames are good until the
+// handler returns. It may call Complete, Fail and Entry.
+type Handler interface {
+	Read(tag uint32, iova uint64, n uint32) // to be answered by Complete or Fail
+	Fill(context int, index uint32)         // to be answered by Entry
+	Frame(context int, frame []byte)
+	Result(context int, r Result)
+	Trace(context int, t Trace)
+	Fenced(index uint32)
+}
+
+// Engine is one engine. It is for one caller at a time.
+type Engine struct {
+	c     *C.rtl
+	event C.rtl_event
+	cycle uint64
+}
+
+// Open makes an engine of a data path of width bits: 128, 256 or 512. Its surroundings answer at once, in
+// order and without stalls, until SetOption says otherwise; what they draw comes from seed.
+func Open(width int, seed uint64) (*Engine, error) {
+	c := C.rtl_open(C.int(width), C.uint64_t(seed))
+	if c == nil {
+		return nil, fmt.Errorf("rtl: no engine of %d bits: 128, 256 or 512", width)
+	}
+	return &Engine{c: c}, nil
+}
+
+// Close frees the engine.
+func (e *Engine) Close() {
+	if e.c != nil {
+		C.rtl_close(e.c)
+		e.c = nil
+	}
+}
+
+// SetOption sets a property of the surroundings.
+func (e *Engine) SetOption(o Option, v uint32) { C.rtl_option(e.c, C.int(o), C.uint32_t(v)) }
+
+// Reset resets the engine; jobs, answers and events that wait are dropped.
+func (e *Engine) Reset() { C.rtl_reset(e.c) }
+
+// Submit queues a job in a context.
+func (e *Engine) Submit(context int, j *Job) {
+	w := j.words()
+	walk, head := j.walk(len(w)/16), j.head()
+	C.rtl_job(e.c, C.uint32_t(context), (*C.uint8_t)(&walk.b[0]), (*C.uint8_t)(&head.b[0]))
+	if len(w) > 0 {
+		C.rtl_words(e.c, C.uint32_t(context), (*C.uint8_t)(&w[0]), C.uint32_t(len(w)/16))
+	}
+}
+
+// Complete answers a read with its bytes, which are copied.
+func (e *Engine) Complete(tag uint32, iova uint64, data []byte) {
+	C.rtl_complete(e.c, C.uint32_t(tag), C.uint64_t(iova), (*C.uint8_t)(&data[0]), C.uint32_t(len(data)))
+}
+
+// Fail answers a read of n bytes with an error.
+func (e *Engine) Fail(tag uint32, iova uint64, n uint32) {
+	C.rtl_fail(e.c, C.uint32_t(tag), C.uint64_t(iova), C.uint32_t(n))
+}
+
+// Entry answers a fill. exists is false for an index beyond the table.
+func (e *Engine) Entry(context int, entry *hw.KeyEntry, exists bool) {
+	in := C.int(0)
+	if exists {
+		in = 1
+	}
+	C.rtl_entry(e.c, C.uint32_t(context), in, (*C.uint8_t)(&entry.AsBytes()[0]))
+}
+
+// Fence invalidates a key index. Fenced is called when no copy of it is left, fills under way are discarded
+// and the reads that used it are over (rule G11).
+func (e *Engine) Fence(index uint32) { C.rtl_fence(e.c, C.uint32_t(index)) }
+
+// SetRate sets a rate-limit entry: bytes that a tick adds, in nanobytes, and those that the bucket, which is
+// full then, holds. Without a quantum the entry does not limit.
+func (e *Engine) SetRate(index uint8, quantum uint64, burst uint32) {
+	C.rtl_rate(e.c, C.uint32_t(index), C.uint64_t(quantum), C.uint64_t(uint64(burst)*1_000_000_000))
+}
+
+// Tick adds ticks to all buckets, as the engine runs.
+func (e *Engine) Tick(n uint32) { C.rtl_tick(e.c, C.uint32_t(n)) }
+
+// IgnoreGate lets everything pass the gate.
+func (e *Engine) IgnoreGate(on bool) {
+	v := C.int(0)
+	if on {
+		v = 1
+	}
+	C.rtl_ignore_gate(e.c, v)
+}
+
+// Count reads a counter.
+func (e *Engine) Count(c Counter) uint64 { return uint64(C.rtl_counter(e.c, C.uint32_t(c))) }
+
+// Cycle is the cycle of the event that a handler is being told.
+func (e *Engine) Cycle() uint64 { return e.cycle }
+
+// Run runs at most so many cycles, and tells h what happens. It stops early, and reports true, when done does.
+func (e *Engine) Run(cycles uint32, h Handler, done func() bool) bool {
+	for !done() {
+		if cycles == 0 {
+			return false
+		}
+		cycles -= uint32(C.rtl_run(e.c, C.uint32_t(cycles)))
+		for C.rtl_next(e.c, &e.event) != 0 {
+			e.deliver(h)
+		}
+	}
+	return true
+}
+
+func (e *Engine) deliver(h Handler) {
+	v := &e.event
+	e.cycle = uint64(v.cycle)
+	data := make([]byte, min(int(v.length), len(v.data)))
+	for i := range data {
+		data[i] = byte(v.data[i])
+	}
+	switch v.kind {
+	case C.RTL_READ:
+		h.Read(uint32(v.a), uint64(v.c), uint32(v.b))
+	case C.RTL_FILL:
+		h.Fill(int(v.context), uint32(v.a))
+	case C.RTL_FRAME:
+		h.Frame(int(v.context), data)
+	case C.RTL_RESULT:
+		h.Result(int(v.context), result(data))
+	case C.RTL_TRACE:
+		h.Trace(int(v.context), traceStep(data))
+	case C.RTL_FENCED:
+		h.Fenced(uint32(v.a))
+	}
+}
