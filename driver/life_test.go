@@ -65,6 +65,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "CONTROL.STATUS") {
 		t.Errorf("%v does not name the register", err)
 	}
+	<-h.served // the last session must not hang
 	defer h.hang()()
 	_, err = driver.Open(short(t), h.addr, driver.WithStatusSocket(""))
 	wantErr(t, "a card whose registers do not answer", err, driver.ErrTimeout)

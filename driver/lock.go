@@ -4,23 +4,25 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"rnic/hw/mmio"
 )
 
 // lock is a queue's lock. It is held for tens of nanoseconds and never across
 // a wait, so a holder is awaited by looking again, then by yielding. (An
 // uncontended sync.Mutex costs half as much again.)
-type lock struct{ v atomic.Uint32 }
+type lock struct{ v uint32 }
 
 // Lock takes the lock.
 func (l *lock) Lock() {
-	if !l.v.CompareAndSwap(0, 1) {
+	if !atomic.CompareAndSwapUint32(&l.v, 0, 1) {
 		l.slow()
 	}
 }
 
 func (l *lock) slow() {
 	for n := 0; ; n++ {
-		if l.v.Load() == 0 && l.v.CompareAndSwap(0, 1) {
+		if atomic.LoadUint32(&l.v) == 0 && atomic.CompareAndSwapUint32(&l.v, 0, 1) {
 			return
 		}
 		switch {
@@ -34,4 +36,4 @@ func (l *lock) slow() {
 }
 
 // Unlock gives it back.
-func (l *lock) Unlock() { l.v.Store(0) }
+func (l *lock) Unlock() { mmio.Release32(&l.v, 0) }

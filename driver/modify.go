@@ -181,13 +181,13 @@ func (q *QP) reset() {
 		q.sq.Reset()
 	}
 	q.sendNext, q.sendDone = 0, 0
-	q.posted.Store(0)
+	clear(q.sends)
 	q.sqMu.Unlock()
 	q.rqMu.Lock()
 	if !isGone(q.recvErr) {
 		q.rq.Reset()
 	}
-	q.recvd.Store(0)
+	clear(q.recvs)
 	q.rqMu.Unlock()
 }
 
@@ -319,7 +319,13 @@ func (q *QP) Drain(ctx context.Context) error {
 		if err != nil {
 			return q.fail(op, err)
 		}
-		if c.SQConsumer == q.posted.Load() && c.RQConsumer == q.recvd.Load() {
+		q.sqMu.Lock()
+		sends := q.sq.Producer() - c.SQConsumer
+		q.sqMu.Unlock()
+		q.rqMu.Lock()
+		recvs := q.rq.Producer() - c.RQConsumer
+		q.rqMu.Unlock()
+		if sends == 0 && recvs == 0 {
 			return nil
 		}
 		t := time.NewTimer(wait)
@@ -328,7 +334,7 @@ func (q *QP) Drain(ctx context.Context) error {
 		case <-ctx.Done():
 			t.Stop()
 			return q.fail(op, &DeadlineError{Cause: context.Cause(ctx),
-				Waited: fmt.Sprintf("%d blocks of sends and %d receives to be flushed", q.posted.Load()-c.SQConsumer, q.recvd.Load()-c.RQConsumer)})
+				Waited: fmt.Sprintf("%d blocks of sends and %d receives to be flushed", sends, recvs)})
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (q *QP) PostSend(wr *SendWR) error {
 	q.sqMu.Lock()
 	err := q.send(wr)
 	if err == nil {
-		q.posted.Store(q.sq.Producer())
+		handOver(&q.posted, q.sq.Producer())
 		q.sq.Ring()
 	}
 	q.sqMu.Unlock()
@@ -32,7 +32,7 @@ func (q *QP) PostSendBatch(wrs []SendWR) (n int, err error) {
 		n++
 	}
 	if n > 0 {
-		q.posted.Store(q.sq.Producer())
+		handOver(&q.posted, q.sq.Producer())
 		q.sq.Ring()
 	}
 	q.sqMu.Unlock()
@@ -107,7 +107,8 @@ func (q *QP) send(wr *SendWR) error {
 		sq.Data(wr.SGEs)
 	}
 	index, n := sq.Commit()
-	q.sends[index&q.sendMask] = sendRecord{wrid: wr.WRID, number: q.sendNext, index: index, blocks: uint8(n), op: wr.Opcode}
+	r := &q.sends[index&q.sendMask]
+	r.wrid, r.number, r.index, r.blocks, r.op = wr.WRID, q.sendNext, index, uint8(n), wr.Opcode
 	q.sendNext++
 	return nil
 }
@@ -161,7 +162,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 	q.rqMu.Lock()
 	err := q.recv(wr)
 	if err == nil {
-		q.recvd.Store(q.rq.Producer())
+		handOver(&q.recvd, q.rq.Producer())
 		q.rq.Ring()
 	}
 	q.rqMu.Unlock()
@@ -179,7 +180,7 @@ func (q *QP) PostRecvBatch(wrs []RecvWR) (n int, err error) {
 		n++
 	}
 	if n > 0 {
-		q.recvd.Store(q.rq.Producer())
+		handOver(&q.recvd, q.rq.Producer())
 		q.rq.Ring()
 	}
 	q.rqMu.Unlock()
@@ -197,8 +198,9 @@ func (q *QP) recv(wr *RecvWR) error {
 	if !q.rq.Room(1, q.recvLimit) {
 		return q.fullRecv
 	}
-	q.recvs[q.rq.Producer()&q.recvMask] = wr.WRID
-	q.rq.Put(wr.SGEs)
+	index := q.rq.Put(wr.SGEs)
+	r := &q.recvs[index&q.recvMask]
+	r.wrid, r.index, r.posted = wr.WRID, index, true
 	return nil
 }
 
@@ -209,21 +211,22 @@ func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
 	index, flags := e.WQEIndex, e.Flags
 	wc.Opcode = Opcode(e.Opcode)
 	if flags&hw.CQEFlagRecv != 0 {
-		if c != q.init.RecvCQ || index-q.rqDone >= q.recvd.Load()-q.rqDone {
+		takeOver(&q.recvd)
+		r := &q.recvs[index&q.recvMask]
+		if c != q.init.RecvCQ || r.index != index || !r.posted {
 			return false
 		}
-		wc.WRID = q.recvs[index&q.recvMask]
+		r.posted = false // the next completion of it is the card's fault
+		wc.WRID = r.wrid
 		q.rqDone = index + 1
 		q.rqMoved = true
 		if wc.Opcode != RecvWriteImm {
 			wc.Opcode = Recv
 		}
 	} else {
-		if c != q.init.SendCQ || index-q.sqDone >= q.posted.Load()-q.sqDone {
-			return false
-		}
+		takeOver(&q.posted)
 		r := &q.sends[index&q.sendMask]
-		if r.index != index {
+		if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone >= q.sq.Blocks() {
 			return false
 		}
 		wc.WRID = r.wrid

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync/atomic"
 
 	"rnic/hw"
 	"rnic/queues"
@@ -59,17 +58,17 @@ type QP struct {
 	sendDone  uint32 // number of the first send not known to be complete
 	sendLimit uint32
 	fullSend  error
-	posted    atomic.Uint32 // the send queue's producer, for who polls
+	posted    uint32 // see handOver
 
 	// The receive queue's, under rqMu.
 	rqMu      lock
 	rq        *queues.RQ
 	recvErr   error
-	recvs     []uint64 // work request IDs, by index
+	recvs     []recvRecord // by index
 	recvMask  uint32
 	recvLimit uint32
 	fullRecv  error
-	recvd     atomic.Uint32 // the receive queue's producer, for who polls
+	recvd     uint32 // see handOver
 
 	// Who polls has these, under the lock of the send or receive CQ.
 	sqDone, rqDone   uint32 // first block, first receive not completed
@@ -92,6 +91,13 @@ type sendRecord struct {
 	index  uint32 // absolute number of its first block
 	blocks uint8
 	op     Opcode
+}
+
+// recvRecord is what the driver keeps of a receive work request.
+type recvRecord struct {
+	wrid   uint64
+	index  uint32
+	posted bool
 }
 
 // CreateQP makes a queue pair and brings it to INIT, where receives can be
@@ -214,7 +220,7 @@ func (q *QP) create(ctx context.Context) (err error) {
 		return err
 	}
 	q.sends, q.sendMask, q.sendLimit = make([]sendRecord, blocks), uint32(blocks-1), uint32(i.MaxSendWR)
-	q.recvs, q.recvMask, q.recvLimit = make([]uint64, entries), uint32(entries-1), uint32(i.MaxRecvWR)
+	q.recvs, q.recvMask, q.recvLimit = make([]recvRecord, entries), uint32(entries-1), uint32(i.MaxRecvWR)
 	q.fullSend = q.fail("post send", fmt.Errorf("%d sends outstanding: %w", i.MaxSendWR, ErrQueueFull))
 	q.fullRecv = q.fail("post receive", fmt.Errorf("%d receives outstanding: %w", i.MaxRecvWR, ErrQueueFull))
 	q.setState(StateReset)

@@ -2,12 +2,10 @@ package driver_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -223,68 +221,6 @@ func TestRegMRAndStaleKey(t *testing.T) {
 	}
 	if !bytes.Equal(mem, make([]byte, len(mem))) {
 		t.Error("the card wrote into memory that was given back")
-	}
-}
-
-// A fence that the card does not answer: Dereg ends by its deadline and the
-// memory stays mapped; called again, it goes on (rule G11).
-func TestDeregRepeatable(t *testing.T) {
-	a, b := newPair(t, smallQP)
-	g, err := a.d.Debug()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := testCtx(t)
-	m, err := a.pd.AllocMR(ctx, 1<<20, driver.LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.qp.PostRecv(&driver.RecvWR{SGEs: []driver.SGE{b.mr.SGE(0, 100)}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.HoldFill(true); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.qp.PostSend(&driver.SendWR{WRID: 1, Opcode: driver.Send, Flags: driver.Signaled, SGEs: []driver.SGE{m.SGE(0, 10)}}); err != nil {
-		t.Fatal(err)
-	}
-	// The card is in the fill when it is not quiescent and has looked up once.
-	for {
-		c, err := a.d.ReadRegister("COUNTERS.LOOKUPS")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.Value > 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	err = m.Dereg(short)
-	if err == nil {
-		t.Skip("this card's fence discards a held fill at once")
-	}
-	wantErr(t, "Dereg during a held fill", err, driver.ErrTimeout)
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v is not the context's error", err)
-	}
-	var de *driver.DeadlineError
-	if !errors.As(err, &de) || len(de.Registers) == 0 {
-		t.Errorf("%v names no registers", err)
-	}
-	if len(m.Bytes()) != 1<<20 {
-		t.Fatal("the memory went before its fence")
-	}
-	m.Bytes()[0] = 1 // still mapped
-	if err := g.HoldFill(false); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Dereg(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if m.Bytes() != nil {
-		t.Error("bytes after Dereg")
 	}
 }
 

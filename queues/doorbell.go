@@ -26,6 +26,18 @@ func (d *Domain) Wake() {
 	}
 }
 
+// ring stores v to a doorbell word, descriptors first, and wakes the card.
+func (d *Domain) ring(word *uint32, v uint32) {
+	if d.Sleep == nil {
+		mmio.ToDevice()
+		mmio.Store32(word, v)
+		return
+	}
+	if mmio.Doorbell(word, v, d.Sleep) != 0 {
+		d.Kick()
+	}
+}
+
 // phase is the owner bit of the entry with absolute number n in a ring of
 // 2^log entries: 1 in the first turn, then 0, 1, …
 func phase(n uint32, log uint8) uint32 { return ^(n >> log) & 1 }

@@ -144,7 +144,7 @@ func TestSendWrap(t *testing.T) {
 			ring[i] = 0xee
 		}
 		q.producer = 1<<32 - 32 + start // the absolute index wraps too
-		q.consumer.Store(q.producer)
+		q.consumer = q.producer
 		q.seen = q.producer
 		q.Control(hw.OpcodeSend, 0, 21, 0, 0)
 		q.Data(sges)
@@ -214,7 +214,7 @@ func TestSendFull(t *testing.T) {
 	for _, base := range []uint32{0, 1, 31, 32, 1<<32 - 33, 1<<32 - 1} {
 		q, _, _ := newSQ(t, 32)
 		q.producer, q.seen = base, base
-		q.consumer.Store(base)
+		q.consumer = base
 		for range 31 {
 			if !q.Room(1) {
 				t.Fatalf("base %#x: no room at %d", base, q.producer-base)
@@ -248,7 +248,7 @@ func TestRecvBytes(t *testing.T) {
 	}
 	q.producer = 1<<32 - 1
 	q.seen = q.producer
-	q.consumer.Store(q.producer)
+	q.consumer = q.producer
 	if i := q.Put([]SGE{{Addr: 0x1000, Length: 16, LKey: 0x101}, {Addr: 0x2000, Length: 32, LKey: 0x202}, {Addr: 0x3000, Length: 48, LKey: 0x303}}); i != 1<<32-1 {
 		t.Fatalf("index %#x", i)
 	}

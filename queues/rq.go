@@ -22,7 +22,7 @@ type RQ struct {
 	domain   *Domain
 
 	_        [64]byte
-	consumer atomic.Uint32 // absolute: first receive that is the card's
+	consumer uint32 // absolute: first receive that is the card's
 }
 
 // RQStride is log2 of the bytes of a receive WQE with so many data segments,
@@ -55,26 +55,28 @@ func (q *RQ) Entries() uint32 { return q.entries }
 func (q *RQ) Producer() uint32 { return q.producer }
 
 // Consumer is the absolute number of the first receive that is the card's.
-func (q *RQ) Consumer() uint32 { return q.consumer.Load() }
+func (q *RQ) Consumer() uint32 { return atomic.LoadUint32(&q.consumer) }
 
 // Room reports whether n more receives fit while at most limit are the card's.
 func (q *RQ) Room(n, limit uint32) bool {
 	if q.producer+n-q.seen <= limit {
 		return true
 	}
-	q.seen = q.consumer.Load()
+	q.seen = atomic.LoadUint32(&q.consumer)
 	return q.producer+n-q.seen <= limit
 }
 
 // Release gives back every receive before the absolute number n.
-func (q *RQ) Release(n uint32) { q.consumer.Store(n) }
+func (q *RQ) Release(n uint32) { mmio.Release32(&q.consumer, n) }
 
 // Put writes the next receive, of no more data segments than the stride has
 // room for, and gives its index. The card does not look at it before Ring.
 func (q *RQ) Put(sges []SGE) (index uint32) {
 	index = q.producer
 	at := (index & (q.entries - 1)) * q.segs
-	q.ctl[at] = hw.RecvControl{Segments: uint8(len(sges)), Index: index}
+	c := &q.ctl[at]
+	*c = hw.RecvControl{}
+	c.Segments, c.Index = uint8(len(sges)), index
 	put(q.data[at+1:at+q.segs], sges)
 	q.producer++
 	return index
@@ -82,15 +84,13 @@ func (q *RQ) Put(sges []SGE) (index uint32) {
 
 // Ring hands all receives put to the card with one store.
 func (q *RQ) Ring() {
-	mmio.ToDevice()
-	mmio.Store32(q.word, q.producer)
-	q.domain.Wake()
+	q.domain.ring(q.word, q.producer)
 }
 
 // Reset empties the queue while the card's QP is in RESET, and the doorbell
 // with it.
 func (q *RQ) Reset() {
 	q.producer, q.seen = 0, 0
-	q.consumer.Store(0)
+	mmio.Release32(&q.consumer, 0)
 	mmio.Store32(q.word, 0)
 }

@@ -40,8 +40,8 @@ type SQ struct {
 	word     *uint32
 	domain   *Domain
 
-	_        [64]byte      // the consumer is stored by whoever polls
-	consumer atomic.Uint32 // absolute, in blocks: first block that is the card's
+	_        [64]byte // the consumer is stored by whoever polls
+	consumer uint32   // absolute, in blocks: first block that is the card's
 }
 
 // NewSQ makes a send queue of a ring, whose length is a power of two of at
@@ -68,55 +68,56 @@ func (q *SQ) Blocks() uint32 { return q.blocks }
 func (q *SQ) Producer() uint32 { return q.producer }
 
 // Consumer is the absolute number of the first block that is still the card's.
-func (q *SQ) Consumer() uint32 { return q.consumer.Load() }
+func (q *SQ) Consumer() uint32 { return atomic.LoadUint32(&q.consumer) }
 
 // Room reports whether a WQE of so many blocks fits.
 func (q *SQ) Room(blocks uint32) bool {
 	if q.producer+blocks-q.seen <= q.blocks {
 		return true
 	}
-	q.seen = q.consumer.Load()
+	q.seen = atomic.LoadUint32(&q.consumer)
 	return q.producer+blocks-q.seen <= q.blocks
 }
 
 // Release gives back every block before the absolute block n, after the
 // completion of the WQE that ends there. It may be called by another holder
 // than the one that posts.
-func (q *SQ) Release(n uint32) { q.consumer.Store(n) }
+func (q *SQ) Release(n uint32) { mmio.Release32(&q.consumer, n) }
 
 // Control begins a WQE of so many 16-byte segments, this one included.
 // inline is the number of its payload bytes, 0 unless flags has WQEFlagInline.
 func (q *SQ) Control(op hw.Opcode, flags hw.WQEFlag, segments uint8, imm uint32, inline uint16) {
 	at := q.producer * segsPerBlock
-	q.ctl[at&q.mask] = hw.ControlSegment{
-		Opcode: op, Flags: flags, Segments: segments, Imm: imm, Index: q.producer, InlineLength: inline,
-	}
+	c := &q.ctl[at&q.mask]
+	*c = hw.ControlSegment{} // then field by field: a literal would be built aside and copied
+	c.Opcode, c.Flags, c.Segments, c.Imm, c.Index, c.InlineLength = op, flags, segments, imm, q.producer, inline
 	q.at = at + 1
 }
 
 // Remote adds the far end's address, for RDMA and atomics.
 func (q *SQ) Remote(addr uint64, rkey uint32) {
-	q.remote[q.at&q.mask] = hw.RemoteSegment{Addr: addr, RKey: rkey}
+	r := &q.remote[q.at&q.mask]
+	*r = hw.RemoteSegment{}
+	r.Addr, r.RKey = addr, rkey
 	q.at++
 }
 
 // Atomic adds an atomic's operands.
 func (q *SQ) Atomic(swapAdd, compare uint64) {
-	q.atomic[q.at&q.mask] = hw.AtomicSegment{SwapAdd: swapAdd, Compare: compare}
+	a := &q.atomic[q.at&q.mask]
+	a.SwapAdd, a.Compare = swapAdd, compare
 	q.at++
 }
 
 // Data adds the data segments.
 func (q *SQ) Data(sges []SGE) {
-	at := q.at & q.mask
+	at := int(q.at & q.mask)
 	q.at += uint32(len(sges))
-	dst := q.data[at:]
-	if len(dst) < len(sges) { // the WQE wraps at the ring's end
-		put(dst, sges[:len(dst)])
-		sges = sges[len(dst):]
-		dst = q.data
+	if room := len(q.data) - at; room < len(sges) { // the WQE wraps at the ring's end
+		put(q.data[at:], sges[:room])
+		sges, at = sges[room:], 0
 	}
-	put(dst, sges)
+	put(q.data[at:], sges)
 }
 
 func put(dst []hw.DataSegment, sges []SGE) {
@@ -155,15 +156,13 @@ func (q *SQ) Commit() (index, blocks uint32) {
 
 // Ring hands all committed WQEs to the card with one store.
 func (q *SQ) Ring() {
-	mmio.ToDevice()
-	mmio.Store32(q.word, q.producer)
-	q.domain.Wake()
+	q.domain.ring(q.word, q.producer)
 }
 
 // Reset empties the queue while the card's QP is in RESET, and the doorbell
 // with it.
 func (q *SQ) Reset() {
 	q.producer, q.seen, q.at = 0, 0, 0
-	q.consumer.Store(0)
+	mmio.Release32(&q.consumer, 0)
 	mmio.Store32(q.word, 0)
 }

@@ -70,6 +70,13 @@ func FromDevice()
 //go:noescape
 func StoreLoad()
 
+// Doorbell rings one doorbell: ToDevice, the store of v to word, StoreLoad,
+// then the load of flag, which it gives. It is those four in one call, for the
+// data path.
+//
+//go:noescape
+func Doorbell(word *uint32, v uint32, flag *uint32) uint32
+
 // WriteCombineFlush pushes stores to write-combining memory out to the device
 // before any later store (mmio_flush_writes). The kernel's vfio-pci maps BARs
 // uncached, where it costs little and changes nothing.

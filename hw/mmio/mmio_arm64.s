@@ -53,3 +53,15 @@ TEXT ·StoreLoad(SB), NOSPLIT, $0-0
 TEXT ·WriteCombineFlush(SB), NOSPLIT, $0-0
 	DSB ST
 	RET
+
+// func Doorbell(word *uint32, v uint32, flag *uint32) uint32
+TEXT ·Doorbell(SB), NOSPLIT, $0-28
+	MOVD  word+0(FP), R0
+	MOVWU v+8(FP), R1
+	MOVD  flag+16(FP), R2
+	DMB   OSHST
+	MOVW  R1, (R0)
+	DMB   SY
+	MOVWU (R2), R3
+	MOVW  R3, ret+24(FP)
+	RET

@@ -76,3 +76,51 @@ func TestStoreLoadForbidsBothOld(t *testing.T) {
 		t.Fatalf("round %d: both loads came before the other's store", bad)
 	}
 }
+
+// A release store hands on what was written before it: the reader that sees
+// the number sees the message of that number.
+func TestReleaseHandsOn(t *testing.T) {
+	const rounds = 200_000
+	var message uint64
+	var number, taken uint32
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		for i := range uint32(rounds) {
+			for spin := 0; atomic.LoadUint32(&number) != i+1; spin++ {
+				if spin%100 == 99 {
+					runtime.Gosched()
+				}
+			}
+			if message != uint64(i)*3 {
+				t.Errorf("number %d came before its message", i)
+				return
+			}
+			Release32(&taken, i+1)
+		}
+	}()
+	for i := range uint32(rounds) {
+		message = uint64(i) * 3
+		Release32(&number, i+1)
+		for spin := 0; atomic.LoadUint32(&taken) != i+1; spin++ {
+			if spin%100 == 99 {
+				runtime.Gosched()
+			}
+			select {
+			case <-done:
+				return
+			default:
+			}
+		}
+	}
+	<-done
+}
+
+// The doorbell's store and the flag's load, in one call.
+func TestDoorbell(t *testing.T) {
+	w := [3]uint32{7, 7, 7}
+	f := [3]uint32{1, 0xdeadbeef, 2}
+	if v := Doorbell(&w[1], 0x11223344, &f[1]); v != 0xdeadbeef || w != [3]uint32{7, 0x11223344, 7} {
+		t.Fatalf("flag %#x, words %#x", v, w)
+	}
+}
