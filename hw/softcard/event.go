@@ -20,8 +20,13 @@ func (q *eq) entries() uint32 { return 1 << q.ctx.LogEntries }
 func (m *sharedPages) word(off uint32) *uint32 { return &m.doorbells[off/4].Word }
 
 // dbLoad loads the doorbell word at an offset that a context stated and that
-// claimDoorbell accepted.
-func (c *Card) dbLoad(off uint32) uint32 { return mmio.Load32(c.mem.word(off)) }
+// claimDoorbell accepted. What the word tells of, descriptors that are there or
+// entries that are free, is accessed after it.
+func (c *Card) dbLoad(off uint32) uint32 {
+	v := mmio.Load32(c.mem.word(off))
+	mmio.FromDevice()
+	return v
+}
 
 // dbOwner says which queue has a doorbell page.
 type dbOwner struct {
