@@ -42,14 +42,14 @@ func (c *Card) setSleep(v uint32) { c.mem.store(hw.DomainSleep, v) }
 
 func (m *sharedPages) store(off, v uint32) { mmio.Store32(m.word(off), v) }
 
-// lastLook reports whether anything has come that a Step would serve. A packet
-// that waits for room on the wire keeps the card awake: the room may have been
-// made since the Step.
+// lastLook reports whether anything has come that a Step would serve. Room on
+// the wire, for a packet that waits for it, the Runner looks for itself: by
+// another Step.
 func (c *Card) lastLook() bool {
 	if c.regs.waiting() || c.regs.runStep() != 0 || c.armsPending() || c.port.arrived(c) {
 		return true
 	}
-	return c.live.runMode == hw.RunModeFree && (c.doorbellsPending() || c.transmitPending())
+	return c.live.runMode == hw.RunModeFree && c.doorbellsPending()
 }
 
 // waiting reports whether a register access waits for a Step.
