@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"rnic/hw"
 	"rnic/hw/mmio"
@@ -58,9 +61,20 @@ func process(t *testing.T, as string, args ...string) (*exec.Cmd, *bufio.Scanner
 // wait reads events until one of a kind.
 func wait(t *testing.T, s *bufio.Scanner, kind string) event {
 	t.Helper()
+	form, err := jsonschema.NewCompiler().Compile("../../docs/json/sim.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for s.Scan() {
 		var e event
-		if err := json.Unmarshal(s.Bytes(), &e); err != nil || e.Schema != schema {
+		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
+			t.Fatalf("line %q: %v", s.Text(), err)
+		}
+		object, err := jsonschema.UnmarshalJSON(bytes.NewReader(s.Bytes()))
+		if err == nil {
+			err = form.Validate(object)
+		}
+		if err != nil {
 			t.Fatalf("line %q: %v", s.Text(), err)
 		}
 		if e.Event == kind {

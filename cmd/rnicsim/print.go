@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// schema names the form of the JSON objects.
-const schema = "rnicsim/1"
+// schema names the form of the JSON objects (docs/json/sim.schema.json).
+const schema = "rnic.sim.v1"
 
 // event is a line of output.
 type event struct {
