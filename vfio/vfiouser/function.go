@@ -111,7 +111,8 @@ type Host interface {
 	Trigger(irq, vector int)
 	// RequestRelease asks the client to give the function back (REQ).
 	RequestRelease()
-	// Stats counts what the session's DMA did.
+	// Stats counts what the session's DMA did, up to the last Exit, message or
+	// failure.
 	Stats() DMAStats
 }
 

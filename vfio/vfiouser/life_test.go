@@ -25,7 +25,28 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv("VFIOUSER_TEST_SERVER"); path != "" {
 		os.Exit(serverProcess(path))
 	}
+	if path := os.Getenv("VFIOUSER_TEST_CLIENT"); path != "" {
+		os.Exit(clientProcess(path))
+	}
 	os.Exit(m.Run())
+}
+
+// clientProcess opens the function, maps memory, and waits to be killed.
+func clientProcess(path string) int {
+	d, err := Dial(context.Background(), path)
+	if err == nil {
+		var m *vfio.Memory
+		if m, err = vfio.AllocMemory(0x2000, vfio.MemoryOptions{}); err == nil {
+			err = d.MapDMA(0x100000, m, 0, 0x2000, vfio.ProtReadWrite)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println("ready")
+	<-d.Done()
+	return 0
 }
 
 func serverProcess(path string) int {
@@ -51,8 +72,15 @@ func (*processT) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 func startServer(t *testing.T) (string, *exec.Cmd) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "card.sock")
+	return path, startProcess(t, "VFIOUSER_TEST_SERVER="+path)
+}
+
+// startProcess runs this binary in the role that the variable gives it, until
+// it is ready.
+func startProcess(t *testing.T, role string) *exec.Cmd {
+	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "VFIOUSER_TEST_SERVER="+path)
+	cmd.Env = append(os.Environ(), role)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	out, err := cmd.StdoutPipe()
@@ -64,9 +92,60 @@ func startServer(t *testing.T) (string, *exec.Cmd) {
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if s, err := bufio.NewReader(out).ReadString('\n'); err != nil || s != "ready\n" {
-		t.Fatalf("server: %q, %v", s, err)
+		t.Fatalf("%s: %q, %v", role, s, err)
 	}
-	return path, cmd
+	return cmd
+}
+
+// A client process is killed: its memory is let go, its function reset, and
+// the next client finds it free and clean.
+func TestClientKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "card.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEngine(t)
+	reports, ended := make(chan error), make(chan error)
+	go func() { ended <- l.Serve(context.Background(), e, func(err error) { reports <- err }) }()
+	before := countMaps(t)
+	cmd := startProcess(t, "VFIOUSER_TEST_CLIENT="+path)
+	if n := countMaps(t); n != before+1 {
+		t.Errorf("%d mappings with a client, %d without", n, before)
+	}
+	_, err = Dial(context.Background(), path)
+	var busy *vfio.BusyError
+	if !errors.As(err, &busy) || busy.PID != cmd.Process.Pid {
+		t.Errorf("%v, want busy with pid %d", err, cmd.Process.Pid)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	d, err := Dial(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reports; err != nil {
+		t.Errorf("the killed client's session: %v", err)
+	}
+	if n := countMaps(t); n != before {
+		t.Errorf("%d mappings after the client, %d before", n, before)
+	}
+	e.do(func(h Host) {
+		h.SetBusMaster(true)
+		h.Enter()
+		defer h.Exit()
+		if err := h.Read(0x100000, make([]byte, 4)); reasonOf(err) != DMAUnmapped {
+			t.Errorf("the former client's memory: %v", err)
+		}
+	})
+	_ = d.Close()
+	<-reports
+	_ = l.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // The server process is killed under a client in the middle of everything:

@@ -143,24 +143,33 @@ func (h *holding) pid() int {
 	return peerPID(h.uc)
 }
 
+// leaving says whether the holder has hung up and is about to let go.
+func (h *holding) leaving() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.uc == nil || hungUp(h.uc)
+}
+
 // take makes uc the holder if there is none. One that has hung up is waited
 // for, so that who closes a function can open it again at once.
 func (h *holding) take(uc *net.UnixConn, timeout time.Duration) bool {
 	select {
 	case <-h.free:
 	default:
-		h.mu.Lock()
-		leaving := h.uc == nil || hungUp(h.uc)
-		h.mu.Unlock()
-		if !leaving {
-			return false
-		}
-		t := time.NewTimer(timeout)
-		defer t.Stop()
-		select {
-		case <-h.free:
-		case <-t.C:
-			return false
+		limit, look := time.NewTimer(timeout), time.NewTicker(20*time.Millisecond)
+		defer limit.Stop()
+		defer look.Stop()
+		for took := false; !took; {
+			if !h.leaving() { // nor may another have been quicker
+				return false
+			}
+			select {
+			case <-h.free:
+				took = true
+			case <-look.C:
+			case <-limit.C:
+				return false
+			}
 		}
 	}
 	h.mu.Lock()
