@@ -48,3 +48,14 @@ func loadByte(b []byte, i int) byte { return b[i] }
 
 //go:norace
 func storeByte(b []byte, i int, v byte) { b[i] = v }
+
+// spare is a descriptor to send along, open until the test's end.
+func (r *raw) spare() int {
+	r.t.Helper()
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = f.Close() })
+	return int(f.Fd())
+}

@@ -349,6 +349,64 @@ func TestListener(t *testing.T) {
 	}
 }
 
+// slowDetach is a function that takes its time to let go.
+type slowDetach struct {
+	*engine
+	leave chan struct{}
+}
+
+func (s *slowDetach) Detach() {
+	<-s.leave
+	s.engine.Detach()
+}
+
+// Who closes a function can open it again at once, however long it takes to
+// let go; meanwhile it is not busy but about to be free.
+func TestReopen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "card.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &slowDetach{newEngine(t), make(chan struct{})}
+	ended := make(chan error)
+	go func() { ended <- l.Serve(context.Background(), e, nil) }()
+	first, err := Dial(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	// Two at once: one gets it, the other learns that it is taken.
+	got, told := make(chan error, 2), make(chan struct{})
+	for range 2 {
+		go func() {
+			d, err := Dial(context.Background(), path)
+			if err == nil {
+				defer func() { _ = d.Close() }()
+				<-told // hold it until the other has its answer
+			}
+			got <- err
+		}()
+	}
+	select {
+	case err := <-got:
+		t.Fatalf("%v before the function is free", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(e.leave)
+	if err := <-got; !errors.Is(err, vfio.ErrBusy) {
+		t.Errorf("the slower one: %v", err)
+	}
+	close(told)
+	if err := <-got; err != nil {
+		t.Errorf("the quicker one: %v", err)
+	}
+	_ = l.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOpenByScheme(t *testing.T) {
 	ctx := context.Background()
 	if _, err := vfio.Open(ctx, "soft:x"); !errors.Is(err, vfio.ErrNotSupported) || !strings.Contains(err.Error(), `import _ "rnic/hw/softcard/soft"`) {
@@ -452,6 +510,19 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	}
 	if good.bar.Err() != nil {
 		t.Error(good.bar.Err())
+	}
+}
+
+// A client that asks for more than the socket holds, within the queue, and
+// takes none of it: the write ends in its time.
+func TestPeerThatTakesNoReply(t *testing.T) {
+	r, res := rawClient(t, newEngine(t), WithTimeout(300*time.Millisecond))
+	read := unhex(`0f00 0900 2000 0000 0000 0000 0000 0000  0000 0000 0000 0000 0000 0000 0010 0000`)
+	for range queuedCommands - 2 { // of 4 KiB each; the socket takes some 200 KiB
+		r.sendBytes(read)
+	}
+	if err := <-res; !errors.Is(err, vfio.ErrTimeout) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package vfiouser
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,7 +50,8 @@ func TestUnmapAbandons(t *testing.T) {
 				}
 			}
 			// The late answer: of the abandoned one it is discarded.
-			r.send(fmt.Sprintf(`0000 0b00 2400 0000 0100 0000 0000 0000  0000 %02x00 0000 0000 0400 0000 0000 0000  0a0b 0c0d`, c.at>>16))
+			open := countFDs(t)
+			r.send(fmt.Sprintf(`0000 0b00 2400 0000 0100 0000 0000 0000  0000 %02x00 0000 0000 0400 0000 0000 0000  0a0b 0c0d`, c.at>>16), r.spare())
 			if c.reason == 0 {
 				if err := <-res; err != nil || got[0] != 0x0a {
 					t.Errorf("%x, %v", got, err)
@@ -59,6 +61,9 @@ func TestUnmapAbandons(t *testing.T) {
 			}
 			r.send(`0400 0d00 1000 0000 0000 0000 0000 0000`)
 			r.expect("the connection goes on", `0400 0d00 1000 0000 0100 0000 0000 0000`)
+			if n := countFDs(t); n != open+1 { // the spare one
+				t.Errorf("%d descriptors are open, were %d: that of the answer was kept", n, open)
+			}
 		})
 	}
 }
@@ -203,5 +208,35 @@ func TestUnmapRace(t *testing.T) {
 		if touched == 0 {
 			t.Error("the writes never landed: nothing was tested")
 		}
+	}
+}
+
+// DMA by message that would begin while its range is being unmapped does not:
+// not a message is sent.
+func TestNoMessageWhileUnmapping(t *testing.T) {
+	e := newEngine(t)
+	r, _ := rawClient(t, e)
+	r.send(`0200 0200 3000 0000 0000 0000 0000 0000
+		2000 0000 0300 0000 0000 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+	r.expect("map", `0200 0200 1000 0000 0100 0000 0000 0000`)
+	e.host().SetBusMaster(true)
+	inside, res := make(chan struct{}), make(chan error, 1)
+	e.work <- func(host Host) {
+		h := host.(*host_)
+		h.Enter()
+		defer h.Exit()
+		close(inside)
+		for unmapping := false; !unmapping; runtime.Gosched() {
+			h.mu.Lock()
+			unmapping = len(h.revoking) > 0
+			h.mu.Unlock()
+		}
+		res <- h.Read(0x10000, make([]byte, 4))
+	}
+	<-inside
+	r.send(`0300 0300 2800 0000 0000 0000 0000 0000  1800 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+	r.expect("unmap", `0300 0300 2800 0000 0100 0000 0000 0000  1800 0000 0000 0000 0000 0100 0000 0000 0010 0000 0000 0000`)
+	if err := <-res; reasonOf(err) != DMAAbandoned {
+		t.Errorf("%v", err)
 	}
 }
