@@ -29,27 +29,21 @@ const (
 	StallSegment Option = C.RTL_STALL_SEGMENT
 )
 
-// Handler takes what comes out of the engine, in the order in which it does. Frames are good until the
-// handler returns. It may call Complete, Fail and Entry.
-type Handler interface {
-	Read(tag uint32, iova uint64, n uint32) // to be answered by Complete or Fail
-	Fill(context int, index uint32)         // to be answered by Entry
-	Frame(context int, frame []byte)
-	Result(context int, r Result)
-	Trace(context int, t Trace)
-	Fenced(index uint32)
-}
-
-// Engine is one engine. It is for one caller at a time.
+// Engine is one engine, with its surroundings: memory and key table are the Handler's.
 type Engine struct {
 	c     *C.rtl
 	event C.rtl_event
 	cycle uint64
 }
 
+// Built says whether there is an engine in this program.
+const Built = true
+
 // Open makes an engine of a data path of width bits: 128, 256 or 512. Its surroundings answer at once, in
-// order and without stalls, until SetOption says otherwise; what they draw comes from seed.
-func Open(width int, seed uint64) (*Engine, error) {
+// order and without stalls; what is not reset begins with any value, drawn from seed.
+func Open(width int, seed uint64) (Simulator, error) { return open(width, seed) }
+
+func open(width int, seed uint64) (*Engine, error) {
 	c := C.rtl_open(C.int(width), C.uint64_t(seed))
 	if c == nil {
 		return nil, fmt.Errorf("rtl: no engine of %d bits: 128, 256 or 512", width)

@@ -2,8 +2,8 @@
 
 package rtl
 
-// Engine is one engine; there is none without the build tag rtl.
-type Engine struct{}
+// Built says whether there is an engine in this program.
+const Built = false
 
 // Open says that the engine is not built in.
-func Open(width int, seed uint64) (*Engine, error) { return nil, ErrNotBuilt }
+func Open(width int, seed uint64) (Simulator, error) { return nil, ErrNotBuilt }

@@ -15,6 +15,44 @@ import (
 // another.
 const Contexts = 4
 
+// MaxAckEvery is the longest AckReq interval that a job can ask for.
+const MaxAckEvery = 1<<16 - 1
+
+// Handler takes what comes out of the engine, in the order in which it does. It may call Complete, Fail
+// and Entry.
+type Handler interface {
+	Read(tag uint32, iova uint64, n uint32) // to be answered by Complete or Fail
+	Fill(context int, index uint32)         // to be answered by Entry
+	Frame(context int, frame []byte)
+	Result(context int, r Result)
+	Trace(context int, t Trace)
+	Fenced(index uint32)
+}
+
+// Simulator is one engine under simulation. It is for one caller at a time.
+type Simulator interface {
+	// Submit queues a job in a context.
+	Submit(context int, j *Job)
+	// Run runs at most so many cycles, and tells h what happens. It stops early, and reports true, when done
+	// does.
+	Run(cycles uint32, h Handler, done func() bool) bool
+	// Complete answers a read with its bytes, which are copied.
+	Complete(tag uint32, iova uint64, data []byte)
+	// Fail answers a read of n bytes with an error.
+	Fail(tag uint32, iova uint64, n uint32)
+	// Entry answers a fill. exists is false for an index beyond the table.
+	Entry(context int, entry *hw.KeyEntry, exists bool)
+	// Fence invalidates a key index. Fenced is called when no copy of it is left, fills under way are
+	// discarded and the reads that used it are over (rule G11).
+	Fence(index uint32)
+	// Count reads a counter.
+	Count(c Counter) uint64
+	// Reset resets the engine; jobs, answers and events that wait are dropped.
+	Reset()
+	// Close frees the engine.
+	Close()
+}
+
 // ErrNotBuilt says that this program has no RTL engine in it.
 var ErrNotBuilt = errors.New("rtl: built without the RTL engine; run `make rtl` and build with -tags rtl")
 
@@ -45,7 +83,7 @@ type Job struct {
 	MTU      uint32 // bytes
 	Packet   uint32 // number of the first packet in its message
 	Packets  uint32 // at most so many; 0: to the message's end
-	AckEvery uint32 // AckReq interval, up to 65535 (rule G13)
+	AckEvery uint32 // AckReq interval, up to MaxAckEvery (rule G13)
 	Rate     uint8  // rate-limit entry; 0: not limited
 	Who      gather.Who
 

@@ -34,7 +34,7 @@ type rig struct {
 
 func newRig(t *testing.T, width int, seed uint64) *rig {
 	t.Helper()
-	e, err := Open(width, seed)
+	e, err := open(width, seed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,6 +188,9 @@ func (c *Card) respond(q *qp) turn {
 	if a.packet+1 == n {
 		o.flags |= hw.TraceFlagLast
 	}
+	h := &q.hdr
+	h.Opcode, h.SE, h.AckReq, h.PSN = responseOpcode(a.packet, n), false, false, a.psn
+	h.AETH = roce.AETHFields{Syndrome: roce.SyndromeACK(roce.CreditInvalid), MSN: a.msn}
 	size, fault, ok := c.gatherPacket(q, &o, &a.cursor, f)
 	if !ok && fault.Reason == reasonHeld {
 		c.answerReturn(f.link)
@@ -201,9 +204,6 @@ func (c *Card) respond(q *qp) turn {
 		c.sendAnswer(q, &x, f)
 		return turnWorked
 	}
-	h := &q.hdr
-	h.Opcode, h.SE, h.AckReq, h.PSN = responseOpcode(a.packet, n), false, false, a.psn
-	h.AETH = roce.AETHFields{Syndrome: roce.SyndromeACK(roce.CreditInvalid), MSN: a.msn}
 	c.build(q, f, size)
 	length := f.end - f.start
 	c.send(f, q.number)

@@ -141,6 +141,7 @@ type Card struct {
 	count  counters
 	net    portState
 	qps    qpState     // the data path's
+	rtl    *rtlEngine  // with hw.EngineRTL, else nil
 	out    scratch     // entries that are being written
 	look   func() bool // lastLook; a test steps in between the flag and it
 	sleeps bool        // asleep, by the flag in the domain page
@@ -157,8 +158,15 @@ func New(cfg Config) (*Card, error) {
 	if len(cfg.Name) > 32 {
 		return fail(fmt.Errorf("the name has %d bytes: at most 32", len(cfg.Name)))
 	}
-	if cfg.Engine != hw.EngineGo && cfg.Engine != hw.EngineNone {
-		return fail(fmt.Errorf("engine %v: this card has GO or NONE", cfg.Engine))
+	switch cfg.Engine {
+	case hw.EngineGo, hw.EngineNone:
+	case hw.EngineRTL:
+		if cfg.Limits.CacheSets != rtlCacheSets || cfg.Limits.CacheWays != rtlCacheWays {
+			return fail(fmt.Errorf("a key cache of %d × %d: that of the RTL engine is %d × %d", cfg.Limits.CacheSets, cfg.Limits.CacheWays, rtlCacheSets, rtlCacheWays))
+		}
+		cfg.Limits.ReadTags, cfg.Limits.MaxReadRequest = rtlReadTags, rtlReadRequest
+	default:
+		return fail(fmt.Errorf("engine %v: this card has GO, RTL or NONE", cfg.Engine))
 	}
 	if len(cfg.IPs) > numGIDs {
 		return fail(fmt.Errorf("%d addresses: at most %d", len(cfg.IPs), numGIDs))
@@ -180,6 +188,13 @@ func New(cfg Config) (*Card, error) {
 		c.mem.close()
 		return fail(err)
 	}
+	if cfg.Engine == hw.EngineRTL {
+		var err error
+		if c.rtl, err = newRTLEngine(c); err != nil {
+			c.mem.close()
+			return fail(err)
+		}
+	}
 	c.initQPs()
 	c.port.init(c)
 	c.regs.init(c)
@@ -196,6 +211,9 @@ func (c *Card) Close() error {
 		return nil
 	}
 	c.closed = true
+	if c.rtl != nil {
+		c.rtl.sim.Close()
+	}
 	c.port.leave()
 	return c.mem.close()
 }
@@ -296,6 +314,9 @@ func (c *Card) reset() {
 	c.dma = dmaState{}
 	c.count = counters{}
 	c.keys.reset()
+	if c.rtl != nil {
+		c.rtl.reset()
+	}
 	c.net.reset(&c.cfg)
 	c.port.reset()
 	c.mem.clear()

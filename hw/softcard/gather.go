@@ -6,6 +6,7 @@ import (
 
 	"rnic/hw"
 	"rnic/hw/gather"
+	"rnic/hw/roce"
 )
 
 // walk is what the engine of package gather works on: the card's keys and
@@ -137,11 +138,17 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 	payload := f.payload(int(q.mtu))
 	defect := c.defect()
 	swapped := w.spoilBefore(defect, o.segs, at)
-	if o.flags&hw.TraceFlagInline != 0 {
+	f.built = false
+	switch {
+	case c.rtl != nil && defect == hw.WalkFaultNone:
+		n, fault, ok = c.rtl.gather(q, o, at, f, tr)
+	case o.flags&hw.TraceFlagInline != 0:
 		n, fault, ok = gather.InlinePacket(o.inline, at, q.mtu, payload)
-	} else {
+	default:
 		who := gather.Who{PD: q.ctx.PD, QPN: q.number, Access: o.op.Access()}
 		n, fault, ok = gather.Packet(w, w, tr, o.segs, who, at, q.mtu, payload)
+	}
+	if o.flags&hw.TraceFlagInline == 0 {
 		c.count[cntGathers]++
 		q.stats.Gathers++
 		if w.pieces > 1 {
@@ -171,6 +178,11 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 	}
 	if n > 0 && strike(&c.regs.tests.flipByte) {
 		payload[0] ^= 0xff
+		if f.built {
+			if _, err := roce.Finish(f.bytes()); err != nil { // its ICRC goes with the byte
+				panic("softcard: " + err.Error())
+			}
+		}
 	}
 	if traced {
 		rec := w.rec

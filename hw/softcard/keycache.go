@@ -107,6 +107,9 @@ func (k *keyCache) fence(index uint32) {
 		return
 	}
 	k.cache.Invalidate(index)
+	if k.card.rtl != nil {
+		k.card.rtl.fence(index)
+	}
 }
 
 // flip inverts a bit of a line (FLIP_CACHE), counted through the 64 bytes of its

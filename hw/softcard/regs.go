@@ -157,7 +157,7 @@ func (r *regs) identity() {
 // capabilities are those of this card.
 func (c *Card) capabilities() hw.Capability {
 	caps := hw.CapabilitySleep | hw.CapabilityWriteFault | hw.CapabilityTrace | hw.CapabilityCapture | hw.CapabilityKeyWindow | dataCapabilities
-	if c.cfg.Engine == hw.EngineGo {
+	if c.cfg.Engine != hw.EngineNone {
 		caps |= hw.CapabilityGather
 	}
 	if !c.cfg.FuseDebug {

@@ -93,9 +93,12 @@ type nodeConfig struct {
 	clock  func() int64
 }
 
+// testEngine is the engine of the tests' cards; with the build tag rtl it is that one.
+var testEngine = hw.EngineGo
+
 func newNode(tb testing.TB, k nodeConfig) *node {
 	tb.Helper()
-	cfg := Config{Name: k.name, MAC: k.mac, Engine: hw.EngineGo, Limits: k.limits, Clock: k.clock}
+	cfg := Config{Name: k.name, MAC: k.mac, Engine: testEngine, Limits: k.limits, Clock: k.clock}
 	if k.ip != "" {
 		cfg.IPs = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(k.ip), 24)}
 	}

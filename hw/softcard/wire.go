@@ -25,6 +25,7 @@ type frame struct {
 	answers    *link  // received request: the way back, on which room for an answer is promised
 	lane       int
 	held       bool // a copy: not in a lane
+	built      bool // the RTL engine has made the whole frame
 }
 
 // bytes is the frame, from the Ethernet header to the ICRC.

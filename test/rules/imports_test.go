@@ -30,7 +30,7 @@ var rooms = []room{
 	{"hw/roce", nil},
 	{"hw/gather", []string{"hw"}},
 	{"hw/rtl", []string{"hw", "hw/gather", "hw/roce"}},
-	{"hw/softcard", []string{"hw", "hw/mmio", "hw/roce", "hw/gather", "vfio"}},
+	{"hw/softcard", []string{"hw", "hw/mmio", "hw/roce", "hw/gather", "hw/rtl", "vfio"}},
 	{"vfio", []string{"hw/mmio"}},
 	{"queues", []string{"hw", "hw/mmio"}},
 	{"driver", []string{"queues", "vfio", "hw", "hw/mmio", "hw/gather"}},

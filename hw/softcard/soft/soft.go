@@ -26,6 +26,7 @@ import (
 	"sync"
 
 	"rnic/hw"
+	"rnic/hw/rtl"
 	"rnic/hw/softcard"
 	"rnic/vfio"
 	"rnic/vfio/vfiouser"
@@ -106,7 +107,10 @@ func parse(rest string) (a address, err error) {
 			case "none":
 				a.config.Engine = hw.EngineNone
 			case "rtl":
-				return a, fmt.Errorf("engine=rtl: %w: no simulation of the gateware is built in", vfio.ErrNotSupported)
+				if !rtl.Built {
+					return a, fmt.Errorf("engine=rtl: %w: no simulation of the gateware is built in: %w", vfio.ErrNotSupported, rtl.ErrNotBuilt)
+				}
+				a.config.Engine = hw.EngineRTL
 			default:
 				err = errors.New("want go, rtl or none")
 			}
