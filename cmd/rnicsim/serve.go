@@ -60,7 +60,7 @@ func command(stdout io.Writer) *cobra.Command {
 		Long: `Serve soft RDMA cards over vfio-user, each on a UNIX socket, joined by a wire.
 
 A card is NAME=PATH[,KEY=VALUE...] with the keys mac, ip (can be repeated), engine
-(go or none) and seed; what is not given is derived from NAME. A program opens it
+(go, none, rtl) and seed; what is not given is derived from NAME. A program opens it
 as vfio-user:PATH. One client at a time holds a card; when it goes, however it
 does, the card is reset for the next. Runs until SIGINT or SIGTERM.`,
 		Example: `  rnicsim --card a=/tmp/a.sock --card b=/tmp/b.sock
@@ -78,7 +78,7 @@ does, the card is reset for the next. Runs until SIGINT or SIGTERM.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&o.cards, "card", nil, "a card, NAME=PATH[,KEY=VALUE...] (repeatable)")
 	f.IntVar(&o.slots, "wire-slots", softcard.DefaultSlots, "room of each direction of the wire, in frames")
-	f.StringVar(&o.engine, "engine", "go", "gather engine of the cards: go or none")
+	f.StringVar(&o.engine, "engine", "go", "gather engine of the cards: go, none, or rtl (programs built with -tags rtl)")
 	f.Uint64Var(&o.seed, "seed", 0, "varies the addresses that are derived from names")
 	f.BoolVar(&o.json, "json", false, "one JSON object a line")
 	return cmd

@@ -1,5 +1,6 @@
 // Command rtl is what `make rtl` runs: it installs what the RTL needs from Debian (as root; else it says what is
-// missing), lints, builds the simulated engine at each width and tests it, and prints a line for each step.
+// missing), lints, builds the simulated engine at each width, tests it alone and inside the soft card, runs the proofs, and
+// prints a line for each step.
 // With RNIC_FULL=1 the random simulation runs at the scale of the acceptance list.
 package main
 
@@ -36,6 +37,10 @@ var steps = []step{
 	{name: "proofs", command: []string{"make", "-s", "-C", "bitstream/formal"}, limit: 30 * time.Minute, show: "ok "},
 	{name: "simulation", command: []string{"go", "test", "-count=1", "-v", "-tags", "rtl", "-timeout", "0", "./hw/rtl"},
 		env: []string{"CGO_ENABLED=1"}, limit: time.Hour, show: "_test.go:"},
+	{name: "in the card", command: []string{"go", "test", "-count=1", "-tags", "rtl", "./hw/softcard"},
+		env: []string{"CGO_ENABLED=1"}, limit: 15 * time.Minute},
+	{name: "conformance", command: []string{"go", "run", "-tags", "rtl", "./cmd/rnicctl", "conformance", "-d", "soft:?engine=rtl", "test/golden"},
+		env: []string{"CGO_ENABLED=1"}, limit: 15 * time.Minute, show: " passed, "},
 }
 
 func main() {
