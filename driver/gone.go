@@ -59,8 +59,11 @@ func (d *Device) watch() {
 				return
 			case e == vfio.EventRequest:
 				// The kernel waits for the function, so everything that holds
-				// it must go at once.
+				// it goes at once: mappings, interrupts, the device itself.
 				d.die(fmt.Errorf("%w: the function was asked back", ErrDeviceGone))
+				if err := d.dev.Close(); err != nil && !isGone(err) {
+					d.log.Warn("give the function back", zap.Error(err))
+				}
 			case e == vfio.EventError:
 				d.die(fmt.Errorf("%w: the function reported an error it cannot recover from", ErrDeviceGone))
 			default:

@@ -27,6 +27,15 @@ type harness struct {
 
 	mu    sync.Mutex
 	patch map[uint64]uint32 // register offset → what a load gives
+	host  vfiouser.Host     // of the client that is attached
+}
+
+// Attach is of vfiouser.Function.
+func (h *harness) Attach(host vfiouser.Host) {
+	h.mu.Lock()
+	h.host = host
+	h.mu.Unlock()
+	h.Card.Attach(host)
 }
 
 var harnesses sync.Map // by name

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"rnic/hw"
+	"rnic/queues"
 )
 
 // Events are kept for a program that is slow; what does not fit is told in its
@@ -106,4 +109,73 @@ func TestNumbers(t *testing.T) {
 	if _, err := n.alloc(); !errors.Is(err, ErrLimit) {
 		t.Errorf("alloc of none: %v", err)
 	}
+}
+
+// FuzzCompletions has a card that writes what it likes into its completion
+// queue: Poll gives only work requests that were posted, each once, and in
+// order. A byte triple of the input is a CQE: which QP and queue, index.
+func FuzzCompletions(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0})
+	f.Add([]byte{0, 5, 0, 0, 5, 0, 0, 4, 0, 2, 0, 0, 3, 0, 0})
+	f.Add([]byte{1, 255, 255, 0, 255, 255, 0, 17, 0})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		d := &Device{addr: "fuzz"}
+		ring := make([]byte, 64*hw.CQESize)
+		var words [4096]uint32
+		cq := &CQ{d: d, qps: map[uint32]*QP{}}
+		var err error
+		if cq.q, err = queues.NewCQ(ring, &words[0], &words[1], &d.domain); err != nil {
+			t.Fatal(err)
+		}
+		q := &QP{pd: &PD{d: d}, n: 5, init: QPInit{SendCQ: cq, RecvCQ: cq, MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 7, MaxRecvSGE: 1}, ctl: newCtlLock()}
+		if q.sq, err = queues.NewSQ(make([]byte, 32*64), &words[2], &d.domain); err != nil {
+			t.Fatal(err)
+		}
+		if q.rq, err = queues.NewRQ(make([]byte, 8*32), 5, &words[3], &d.domain); err != nil {
+			t.Fatal(err)
+		}
+		q.sends, q.sendMask, q.sendLimit = make([]sendRecord, 32), 31, 8
+		q.recvs, q.recvMask, q.recvLimit = make([]recvRecord, 8), 7, 8
+		q.fullSend, q.fullRecv = ErrQueueFull, ErrQueueFull
+		cq.qps[5] = q
+		next := map[bool]uint64{false: 1, true: 1001}
+		post := func() {
+			for q.PostSend(&SendWR{WRID: next[false], Opcode: Send, SGEs: make([]SGE, next[false]%8)}) == nil {
+				next[false]++
+			}
+			for q.PostRecv(&RecvWR{WRID: next[true]}) == nil {
+				next[true]++
+			}
+		}
+		post()
+		seen := map[uint64]bool{}
+		last := map[bool]uint64{}
+		wc := make([]WC, 4)
+		for n := uint32(0); len(in) >= 3; n++ {
+			e := &hw.SliceCQE(ring)[n%64]
+			*e = hw.CQE{QPN: 5 + uint32(in[0]>>2&1), WQEIndex: uint32(in[1]) | uint32(int8(in[2]))<<8, FaultSegment: in[2]}
+			if in[0]&1 != 0 {
+				e.Flags = hw.CQEFlagRecv
+			}
+			e.Owner = ^(n >> 6) & 1
+			k, err := cq.Poll(wc)
+			if err != nil || k > 1 {
+				t.Fatalf("%d completions of one CQE, %v", k, err)
+			}
+			for _, w := range wc[:k] {
+				recv := w.Flags&WCRecv != 0
+				if w.WRID == 0 || w.WRID >= next[recv] || recv != (w.WRID > 1000) || seen[w.WRID] {
+					t.Fatalf("completion %+v of a request that was not posted, or twice", w)
+				}
+				if !recv && w.WRID < last[recv] {
+					t.Fatalf("completion of %d after %d", w.WRID, last[recv])
+				}
+				seen[w.WRID], last[recv] = true, w.WRID
+			}
+			if in[0]&2 != 0 {
+				post()
+			}
+			in = in[3:]
+		}
+	})
 }

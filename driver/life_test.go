@@ -245,6 +245,34 @@ func TestDeviceGone(t *testing.T) {
 	}
 }
 
+// The function is wanted back: the device gives it up by itself, though the
+// program has not closed it, and its calls end.
+func TestReleaseRequest(t *testing.T) {
+	h := newHarness(t, softcard.Config{})
+	s := newSide(t, h.addr, 16, smallQP)
+	ended := make(chan error)
+	go func() {
+		_, err := s.cq.Wait(testCtx(t), make([]driver.WC, 1))
+		ended <- err
+	}()
+	h.mu.Lock()
+	host := h.host
+	h.mu.Unlock()
+	host.RequestRelease()
+	err := <-ended
+	wantErr(t, "Wait", err, driver.ErrDeviceGone)
+	if err == nil || !strings.Contains(err.Error(), "asked back") {
+		t.Errorf("%v does not say why", err)
+	}
+	select {
+	case <-h.served: // the server's session has ended
+	case <-testCtx(t).Done():
+		t.Fatal("the function was not given back")
+	}
+	wantErr(t, "PostRecv", s.qp.PostRecv(&driver.RecvWR{}), driver.ErrDeviceGone)
+	fill(s.mr.Bytes(), 1) // memory stays until Close
+}
+
 // A child in use is not closed, and its users are named; Close of the device
 // takes all along, and can be repeated; what waits ends.
 func TestCloseOrder(t *testing.T) {

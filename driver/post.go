@@ -218,7 +218,9 @@ func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
 		}
 		r.posted = false // the next completion of it is the card's fault
 		wc.WRID = r.wrid
-		q.rqDone = index + 1
+		if int32(index+1-q.rqDone) > 0 { // a card that goes back gives nothing away
+			q.rqDone = index + 1
+		}
 		q.rqMoved = true
 		if wc.Opcode != RecvWriteImm {
 			wc.Opcode = Recv

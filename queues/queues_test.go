@@ -3,10 +3,13 @@ package queues
 import (
 	"bytes"
 	"encoding/hex"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"rnic/hw"
+	"rnic/hw/mmio"
 )
 
 // The expected bytes are written by hand from the offsets of hw/card.yaml,
@@ -504,6 +507,72 @@ func TestWake(t *testing.T) {
 	if kicks != 1 {
 		t.Fatal("kicked a card that never sleeps")
 	}
+}
+
+// No wake-up is lost: in each round a doorbell is rung while the card goes to
+// sleep. Either the card, which sets its flag and then looks, sees the
+// doorbell, or the driver, which rings and then looks, sees the flag.
+func TestSleepAndKick(t *testing.T) {
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("needs two processors")
+	}
+	const rounds = 20_000
+	words := make([]uint32, 64) // the doorbell and the flag in lines of their own
+	word, flag := &words[0], &words[32]
+	kicked := false
+	d := &Domain{Sleep: flag, Kick: func() { kicked = true }}
+	q, err := NewSQ(page(t, 32*64), word, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var arrived atomic.Int64
+	meet := func(n int) {
+		arrived.Add(1)
+		for spin := 0; arrived.Load() < int64(2*n); spin++ {
+			if spin%100 == 99 {
+				runtime.Gosched()
+			}
+		}
+	}
+	linger := func(n int) { // one side or the other is late
+		for range n {
+			mmio.FromDevice()
+		}
+	}
+	saw := make([]bool, rounds)
+	done := make(chan bool)
+	go func() {
+		for i := range rounds {
+			meet(2*i + 1)
+			linger(i % 2 * (i * 7 % 4093))
+			mmio.Store32(flag, 1)
+			mmio.StoreLoad()
+			saw[i] = mmio.Load32(word) == uint32(i+1)
+			meet(2*i + 2)
+		}
+		done <- true
+	}()
+	lost, slept := 0, 0
+	for i := range rounds {
+		kicked = false
+		mmio.Store32(flag, 0)
+		q.producer = uint32(i + 1)
+		meet(2*i + 1)
+		linger((1 - i%2) * (i * 11 % 4093))
+		q.Ring()
+		meet(2*i + 2)
+		if kicked {
+			slept++
+		}
+		if !kicked && !saw[i] {
+			lost++
+		}
+	}
+	<-done
+	if lost != 0 {
+		t.Fatalf("%d wake-ups of %d lost", lost, rounds)
+	}
+	t.Logf("%d kicks in %d rounds: so often the card was first", slept, rounds)
 }
 
 func TestBadRings(t *testing.T) {
