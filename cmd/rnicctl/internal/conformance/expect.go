@@ -45,7 +45,7 @@ type turn struct {
 // expect works out what a replay has to show. The error says what of the
 // recording is damaged or cannot be replayed.
 func expect(r *Recording) (*expectation, error) {
-	if err := errors.Join(r.known(), r.checkICRC()); err != nil {
+	if err := errors.Join(r.damage, r.known(), r.checkICRC()); err != nil {
 		return nil, err
 	}
 	arrive, err := r.deliveries()

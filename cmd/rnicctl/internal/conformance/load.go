@@ -81,6 +81,7 @@ type Recording struct {
 	nodes     [2]Node
 	capture   []recorded // every frame as it was sent
 	delivered [][]byte   // frames that receivers got; nil: all, as sent
+	damage    error      // why the files do not belong together; nil: they do
 }
 
 // recorded is one frame of capture.pcap.
@@ -186,7 +187,9 @@ func parse(text, capture, delivered []byte) (*Recording, error) {
 		return nil, fmt.Errorf("capture.pcap: %w", err)
 	}
 	if len(frames) != len(r.Frames) {
-		return nil, fmt.Errorf("capture.pcap holds %d frames, scenario.json tells of %d", len(frames), len(r.Frames))
+		// Both files are sound and one of them is not of this scenario: that fails it, and no other.
+		r.damage = fmt.Errorf("capture.pcap holds %d frames, scenario.json tells of %d: the recording is damaged", len(frames), len(r.Frames))
+		return r, nil
 	}
 	altered := r.DeliveredDiffers
 	for i, info := range r.Frames {

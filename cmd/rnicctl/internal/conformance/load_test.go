@@ -66,7 +66,6 @@ func TestBadFiles(t *testing.T) {
    "len": 4001`), capture, delivered, "outside"},
 		"cut capture":      {text, capture[:len(capture)-7], delivered, "capture.pcap"},
 		"empty capture":    {text, nil, delivered, "capture.pcap"},
-		"fewer frames":     {text, delivered, delivered, "capture.pcap holds"},
 		"no delivered":     {text, capture, nil, "delivered.pcap"},
 		"broken delivered": {text, capture, []byte("pcap"), "delivered.pcap"},
 	} {
@@ -113,6 +112,44 @@ func TestDamagedFrames(t *testing.T) {
 	}
 	if _, err := expect(r); err == nil || !strings.Contains(err.Error(), "recording is damaged") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestFramesLost: a capture that lacks a frame, or has one more, fails its own
+// scenario and takes no other's result away.
+func TestFramesLost(t *testing.T) {
+	dir := t.TempDir()
+	text, capture, _ := files(t, "a_walk")
+	cut := len(capture) - 16 - 62 // record header and the ACK, the last frame
+	for name, c := range map[string][]byte{
+		"fewer": capture[:cut],
+		"more":  append(bytes.Clone(capture), capture[cut:]...),
+		"none":  capture[:24],
+		"whole": capture,
+	} {
+		sub := filepath.Join(dir, name)
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		named := bytes.Replace(text, []byte(`"scenario": "a_walk"`), []byte(`"scenario": "`+name+`"`), 1)
+		for file, b := range map[string][]byte{"scenario.json": named, "capture.pcap": c} {
+			if err := os.WriteFile(filepath.Join(sub, file), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	o := options("frames-lost")
+	o.Dirs = []string{dir}
+	report, err := Run(t.Context(), o)
+	if err != nil || report.Passed != 1 || report.Failed != 3 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	for _, s := range report.Scenarios {
+		if want := map[bool]Result{true: Pass, false: Fail}[s.Name == "whole"]; s.Result != want {
+			t.Errorf("%s: %s (%s)", s.Name, s.Result, s.Why)
+		} else if want == Fail && !strings.Contains(s.Why, "capture.pcap holds") {
+			t.Errorf("%s: %s", s.Name, s.Why)
+		}
 	}
 }
 
