@@ -129,7 +129,7 @@ func randomMessage(rng *rand.Rand, w *oracle.World, s *scene, faulty bool) *mess
 	r.Op = [...]string{Send: "send", Write: "write", ReadResponse: "read-response"}[m.kind]
 	fault := 0
 	if faulty {
-		fault = 12
+		fault = 5
 	}
 	n, most := rng.IntN(6), 9000
 	switch rng.IntN(8) {
@@ -287,7 +287,7 @@ func TestRandom(t *testing.T) {
 					n := 1 + rng.IntN(12)
 					for range n {
 						c := rng.IntN(Contexts)
-						m := randomMessage(rng, w, s, rng.IntN(3) == 0)
+						m := randomMessage(rng, w, s, rng.IntN(2) == 0)
 						all[c] = r.submit(rng, c, m, &token, all[c])
 						packets += len(m.walk.Packets)
 						if m.walk.Fault != nil {
@@ -327,7 +327,7 @@ func TestAlone(t *testing.T) {
 					c := rng.IntN(Contexts)
 					results, hits := 0, true
 					for range 8 {
-						m := randomMessage(rng, w, s, rng.IntN(3) == 0)
+						m := randomMessage(rng, w, s, rng.IntN(2) == 0)
 						j := m.job(0, 0)
 						j.Trace = true
 						r.traces[c] = nil
