@@ -140,8 +140,9 @@ type Card struct {
 	capt   ring // capture
 	count  counters
 	net    portState
-	qps    qpState     // the data path's
-	rtl    *rtlEngine  // with hw.EngineRTL, else nil
+	qps    qpState    // the data path's
+	rtl    *rtlEngine // with hw.EngineRTL, else nil
+	hosted hostGather
 	out    scratch     // entries that are being written
 	look   func() bool // lastLook; a test steps in between the flag and it
 	sleeps bool        // asleep, by the flag in the domain page
@@ -250,6 +251,7 @@ func (c *Card) serve(budget int) (worked bool) {
 	worked = c.pollLink() || worked
 	worked = c.runCommands(budget) || worked
 	worked = c.absorb() || worked
+	worked = c.pollHost() || worked
 	if c.live.runMode == hw.RunModeFree {
 		worked = c.receive(budget) || worked
 		worked = c.runTimers() || worked
@@ -283,6 +285,9 @@ func (c *Card) runStep(budget int) (worked bool) {
 		if sent || worked {
 			return true
 		}
+		if !blocked && c.hosted.waiting > 0 {
+			return false // it ends with the host's answers
+		}
 		if !blocked {
 			c.regs.runStepDone(hw.DebugRunStepTransmitMask)
 			return true
@@ -293,9 +298,10 @@ func (c *Card) runStep(budget int) (worked bool) {
 }
 
 // idle reports, after a Step that found nothing to do, whether nothing is left but
-// timers: no packet that waits for room on the wire, and nothing for RUN_STEP.
+// timers: no packet that waits for room on the wire or for the host's gather, and
+// nothing for RUN_STEP.
 func (c *Card) idle() bool {
-	if c.transmitPending() {
+	if c.transmitPending() || c.hosted.waiting > 0 {
 		return false
 	}
 	return c.live.runMode == hw.RunModeFree || !c.doorbellsPending() && c.nextTimer() > c.now()
@@ -305,6 +311,7 @@ func (c *Card) idle() bool {
 // has cut off DMA and cleared STATUS.READY.
 func (c *Card) reset() {
 	c.resetQPs()
+	c.hosted = hostGather{}
 	clear(c.eqs)
 	clear(c.cqs)
 	clear(c.owner)

@@ -185,9 +185,11 @@ func (c *Card) execute(cmd *command) result {
 		return c.setTrace(cmd)
 	case hw.CommandSetCapture:
 		return c.setCapture(cmd)
+	case hw.CommandSetHostGather:
+		return c.setHostGather(cmd)
 	case hw.CommandList:
 		return c.list(cmd)
-	case hw.CommandCreateSRQ, hw.CommandDestroySRQ, hw.CommandModifySRQ, hw.CommandQuerySRQ, hw.CommandSetHostGather:
+	case hw.CommandCreateSRQ, hw.CommandDestroySRQ, hw.CommandModifySRQ, hw.CommandQuerySRQ:
 		return result{status: hw.CommandStatusUnsupported}
 	}
 	return result{status: hw.CommandStatusBadOpcode}

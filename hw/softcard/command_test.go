@@ -175,7 +175,12 @@ func TestCommandRefusals(t *testing.T) {
 	}{
 		{"opcode", 0x7777, 0, nil, hw.CommandStatusBadOpcode, none},
 		{"SRQ", hw.CommandCreateSRQ, 0, nil, hw.CommandStatusUnsupported, none},
-		{"host gather", hw.CommandSetHostGather, 0, nil, hw.CommandStatusUnsupported, none},
+		{"host gather length", hw.CommandSetHostGather, 0, nil, badParam, hw.CommandSyndromeLength},
+		{"host gather entries", hw.CommandSetHostGather, 0, hostRings(func(x *hw.HostGatherContext) { x.LogEntries = 13 }), badParam, hw.CommandSyndromeRingSize},
+		{"host gather slots", hw.CommandSetHostGather, 0, hostRings(func(x *hw.HostGatherContext) { x.StagingLogStride = 11 }), badParam, hw.CommandSyndromeRingSize},
+		{"host gather alignment", hw.CommandSetHostGather, 0, hostRings(func(x *hw.HostGatherContext) { x.StagingIOVA += 64 }), badParam, hw.CommandSyndromeRingAlign},
+		{"host gather wraps", hw.CommandSetHostGather, 0, hostRings(func(x *hw.HostGatherContext) { x.ReplyIOVA, x.LogEntries = ^uint64(4095), 7 }), badParam, hw.CommandSyndromeRingAlign},
+		{"host gather vector", hw.CommandSetHostGather, 0, hostRings(func(x *hw.HostGatherContext) { x.Vector = 34 }), badParam, hw.CommandSyndromeVector},
 
 		{"EQ length", hw.CommandCreateEQ, 1, make([]byte, 63), badParam, hw.CommandSyndromeLength},
 		{"EQ no mailbox", hw.CommandCreateEQ, 1, nil, badParam, hw.CommandSyndromeLength},

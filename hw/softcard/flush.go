@@ -11,6 +11,7 @@ func (c *Card) enterError(q *qp, r hw.Reason, segment uint8, key uint32) {
 	q.ctx.State = hw.QPStateErr
 	q.errReason, q.errSegment, q.errKey = r, segment, key
 	q.answers.clear()
+	c.dropHost(q)
 	q.stopTimers()
 	q.send.loaded = false
 	c.watch(q)

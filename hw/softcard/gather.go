@@ -126,25 +126,38 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 	w.q, w.gather, w.held, w.pieces = q, true, q.gateAt != 0 && o.op != gather.ReadResponse, 0
 	traced := c.traceWanted(q.number)
 	var tr gather.Tracer
+	hosted := c.hostGathers(o, at)
+	again := hosted && q.host.stage != hostIdle // its PACKET record was written
 	if traced {
 		w.segs, w.at = o.segs, *at
 		w.rec = hw.TraceRecord{QPN: q.number, WQEIndex: o.index, Packet: o.packet, PSN: o.psn, Opcode: o.opcode, Flags: o.flags}
+		tr = (*stepTracer)(w)
+	}
+	if traced && !again {
 		rec := w.rec
 		rec.Kind, rec.Bytes = hw.TraceKindPacket, min(q.mtu, at.Left)
 		setCursor(&rec, *at)
 		c.trace(&rec)
-		tr = (*stepTracer)(w)
 	}
 	payload := f.payload(int(q.mtu))
+	asked := hosted && q.host.stage != hostDone
+	if asked && !c.askHost(q, o, at) {
+		return 0, gather.Fault{Reason: reasonAsked}, false
+	}
 	defect := c.defect()
-	swapped := w.spoilBefore(defect, o.segs, at)
+	swapped := -1
 	f.built = false
 	switch {
+	case asked:
+		fault = noSegment(hw.ReasonHostGather)
+	case hosted:
+		n, fault, ok = c.takeHost(q, o, at, payload)
 	case c.rtl != nil && defect == hw.WalkFaultNone:
 		n, fault, ok = c.rtl.gather(q, o, at, f, tr)
 	case o.flags&hw.TraceFlagInline != 0:
 		n, fault, ok = gather.InlinePacket(o.inline, at, q.mtu, payload)
 	default:
+		swapped = w.spoilBefore(defect, o.segs, at)
 		who := gather.Who{PD: q.ctx.PD, QPN: q.number, Access: o.op.Access()}
 		n, fault, ok = gather.Packet(w, w, tr, o.segs, who, at, q.mtu, payload)
 	}

@@ -41,6 +41,7 @@ type qp struct {
 	bell           int    // place in the table of bells + 1
 
 	send    requester
+	host    hostPacket
 	recv    responder
 	answers answerQueue
 
@@ -52,11 +53,13 @@ type qp struct {
 	deficit   int
 
 	// Timers: card time in ns, 0: not running.
-	ackAt, rnrAt, gateAt int64
-	heapAt               int64
-	heapIndex            int // place in the heap + 1
+	ackAt, rnrAt, gateAt, hostAt int64
+
+	heapAt    int64
+	heapIndex int // place in the heap + 1
 
 	gone       bool // destroyed; lists that still hold it drop it
+	hostListed bool // among those that wait for a staging slot
 	estDone    bool // COMM_EST was sent
 	drainAsked bool // SQ_DRAINED is owed
 
@@ -207,6 +210,7 @@ func (c *Card) destroyQP(cmd *command) result {
 		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
 	}
 	q.gone = true
+	c.dropHost(q)
 	q.stopTimers()
 	c.watch(q)
 	delete(c.qps.table, q.number)

@@ -156,7 +156,7 @@ func (r *regs) identity() {
 
 // capabilities are those of this card.
 func (c *Card) capabilities() hw.Capability {
-	caps := hw.CapabilitySleep | hw.CapabilityWriteFault | hw.CapabilityTrace | hw.CapabilityCapture | hw.CapabilityKeyWindow | dataCapabilities
+	caps := hw.CapabilitySleep | hw.CapabilityWriteFault | hw.CapabilityTrace | hw.CapabilityCapture | hw.CapabilityKeyWindow | hw.CapabilityHostGather | dataCapabilities
 	if c.cfg.Engine != hw.EngineNone {
 		caps |= hw.CapabilityGather
 	}

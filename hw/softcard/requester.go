@@ -233,14 +233,18 @@ func (c *Card) requestData(q *qp, op *sendOp, f *frame) turn {
 	h.RETH = roce.RETHFields{VA: w.remote, RKey: w.rkey, DMALen: op.length}
 	h.Imm = w.imm
 	size := h.FrameLen(int(min(q.mtu, s.cursor.Left)))
-	if !c.gate(q, size) {
+	if q.host.stage != hostAsked && !c.gate(q, size) {
+		c.dropHost(q) // gathered or not, what is held keeps no staging slot
 		return turnNone
 	}
 	o := outgoing{op: kind, segs: w.segs, inline: w.inline, index: op.index, packet: s.packet, psn: s.psn, opcode: op.opcode, flags: c.sendFlags(q, op, last, h.AckReq)}
 	n, fault, ok := c.gatherPacket(q, &o, &s.cursor, f)
 	if !ok {
-		if fault.Reason == reasonHeld {
+		switch fault.Reason {
+		case reasonHeld:
 			return turnBlocked
+		case reasonAsked:
+			return turnNone
 		}
 		c.failLocal(q, op, fault)
 		return turnNone
@@ -365,6 +369,7 @@ func (c *Card) fail(q *qp, op *sendOp, f failure) {
 	if s.cur-s.head > n-s.head {
 		s.cur = n // what comes after it is not sent any more
 	}
+	c.dropHost(q)
 	op.state = opFailed
 	s.failed, s.fail = true, f
 	s.loaded = false

@@ -88,13 +88,15 @@ func (c *Card) progress(q *qp, una uint32) {
 		q.ackAt = 0
 	}
 	if behind { // packets that were to be sent again have arrived
-		s.seek(una)
+		c.rewind(q, una)
 	}
 	c.wake(q)
 }
 
-// seek makes psn the next PSN to send, and cur the work request that has it.
-func (s *requester) seek(psn uint32) {
+// rewind makes psn the next PSN to send, and cur the work request that has it.
+func (c *Card) rewind(q *qp, psn uint32) {
+	c.dropHost(q)
+	s := &q.send
 	s.psn = psn
 	s.loaded = false
 	for s.cur = s.head; s.cur != s.tail; s.cur++ {
@@ -115,7 +117,7 @@ func (c *Card) restart(q *qp, f failure) {
 		return
 	}
 	s.retries--
-	s.seek(s.una)
+	c.rewind(q, s.una)
 	c.wake(q)
 }
 
@@ -167,7 +169,7 @@ func (c *Card) receiveRNR(q *qp, psn uint32, syn roce.Syndrome) {
 	q.ackAt = 0
 	q.rnrAt = c.now() + int64(roce.RNRTimer(syn.Value()))
 	c.arm(q)
-	s.seek(s.una)
+	c.rewind(q, s.una)
 }
 
 // started is the work request in flight that has the PSN, nil if none has.

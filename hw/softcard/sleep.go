@@ -46,7 +46,7 @@ func (m *sharedPages) store(off, v uint32) { mmio.Store32(m.word(off), v) }
 // the wire, for a packet that waits for it, the Runner looks for itself: by
 // another Step.
 func (c *Card) lastLook() bool {
-	if c.regs.waiting() || c.regs.runStep() != 0 || c.armsPending() || c.port.arrived(c) {
+	if c.regs.waiting() || c.regs.runStep() != 0 && c.hosted.waiting == 0 || c.armsPending() || c.hostAnswered() || c.port.arrived(c) {
 		return true
 	}
 	return c.live.runMode == hw.RunModeFree && c.doorbellsPending()

@@ -2,8 +2,8 @@ package softcard
 
 import "math"
 
-// A QP has up to three times to wait for: the acknowledgement's, the RNR
-// timer's and the gate's. Setting one is a store. The heap holds for a QP a
+// A QP has up to four times to wait for: the acknowledgement's, the RNR
+// timer's, the gate's and the host gather's. Setting one is a store. The heap holds for a QP a
 // time that is not later than its earliest; where that has moved on, the entry
 // is put right when it comes to the top. So an acknowledgement, which moves the
 // timer with each packet, touches no heap.
@@ -17,10 +17,13 @@ func (q *qp) nextAt() int64 {
 	if q.gateAt != 0 && (at == 0 || q.gateAt < at) {
 		at = q.gateAt
 	}
+	if q.hostAt != 0 && (at == 0 || q.hostAt < at) {
+		at = q.hostAt
+	}
 	return at
 }
 
-func (q *qp) stopTimers() { q.ackAt, q.rnrAt, q.gateAt = 0, 0, 0 }
+func (q *qp) stopTimers() { q.ackAt, q.rnrAt, q.gateAt, q.hostAt = 0, 0, 0, 0 }
 
 // timerHeap is a binary heap by heapAt.
 type timerHeap []*qp
@@ -137,6 +140,10 @@ func (c *Card) runTimers() (worked bool) {
 		if q.ackAt != 0 && q.ackAt <= now {
 			q.ackAt = 0
 			c.ackTimeout(q)
+		}
+		if q.hostAt != 0 && q.hostAt <= now {
+			q.hostAt = 0
+			c.hostTimeout(q)
 		}
 	}
 	return worked

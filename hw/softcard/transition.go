@@ -172,6 +172,7 @@ func (q *qp) setAttrs(mask hw.QPAttr, in *hw.QPContext) {
 func (c *Card) moveTo(q *qp, from, to hw.QPState) {
 	switch to {
 	case hw.QPStateReset:
+		c.dropHost(q)
 		q.reset()
 		c.watch(q)
 		c.mem.store(q.ctx.SQDoorbell, 0)
