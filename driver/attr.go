@@ -63,7 +63,7 @@ type PortAttr struct {
 }
 
 // notBuilt is what this driver lacks whatever the card has.
-var notBuilt = []string{"UC", "UD", "SRQ", "memory windows", "SEND with invalidate", "host gather", "verification"}
+var notBuilt = []string{"UC", "UD", "SRQ", "memory windows", "SEND with invalidate", "verification"}
 
 // readAttr reads the identity block. The magic and version were checked.
 func (d *Device) readAttr() error {
@@ -120,7 +120,7 @@ func (d *Device) readAttr() error {
 		name string
 	}{
 		{hw.CapabilityRC, "RC"}, {hw.CapabilityAtomics, "atomics"}, {hw.CapabilityRateLimit, "rate limits"}, {hw.CapabilityTrace, "trace"},
-		{hw.CapabilityCapture, "capture"}, {hw.CapabilityDebug, "debug page"}, {hw.CapabilityRetransmit, "retransmission"}, {hw.CapabilityFlash, "flash"},
+		{hw.CapabilityCapture, "capture"}, {hw.CapabilityHostGather, "host gather"}, {hw.CapabilityDebug, "debug page"}, {hw.CapabilityRetransmit, "retransmission"}, {hw.CapabilityFlash, "flash"},
 	} {
 		if a.Capabilities&c.cap == 0 {
 			a.NotSupported = append(a.NotSupported, c.name)

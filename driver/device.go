@@ -40,6 +40,8 @@ type Device struct {
 	trace                 recorder[TraceRecord]
 	capture               recorder[CaptureFrame]
 	status                *statusServer
+	host                  atomic.Pointer[hostGather] // nil: the card gathers
+	shadow                shadow
 
 	doorbells, keys, qpns, cqns, pdns, rates *numbers
 
@@ -116,8 +118,8 @@ func WithLogger(l *zap.Logger) Option {
 // yet: anything but Off makes Open fail with ErrNotSupported.
 func WithVerify(m VerifyMode) Option { return func(o *options) { o.verify = m } }
 
-// WithGather chooses who gathers. Not built yet: Host makes Open fail with
-// ErrNotSupported.
+// WithGather chooses who gathers. A card without an engine always has the host
+// gather. Host needs a card with the rings for it, else Open is ErrNotSupported.
 func WithGather(m GatherMode) Option { return func(o *options) { o.gather = m } }
 
 // WithStatusSocket serves the status socket at path; "" serves none. Without
@@ -142,8 +144,8 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	switch {
 	case o.verify != Off:
 		return fail(fmt.Errorf("verification of gathers: %w", ErrNotSupported))
-	case o.gather != Card:
-		return fail(fmt.Errorf("host gather: %w", ErrNotSupported))
+	case o.gather != Card && o.gather != Host:
+		return fail(fmt.Errorf("gather mode %d: %w", o.gather, ErrInvalid))
 	}
 	ctx, cancel := bound(ctx)
 	defer cancel()
@@ -155,12 +157,13 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 		addr: addr, dev: dev, log: o.log.With(zap.String("device", addr)),
 		events: newEventQueue(), rung: make(chan struct{}, 1), portAsk: make(chan struct{}, 1),
 		pds: map[uint32]*PD{}, mrs: map[uint32]*MR{}, cqs: map[uint32]*CQ{}, qps: map[uint32]*QP{}, tags: map[uint32]uint8{},
-		gone: make(chan struct{}), stop: make(chan struct{}),
+		shadow: shadow{keys: map[uint32]*shadowKey{}},
+		gone:   make(chan struct{}), stop: make(chan struct{}),
 	}
 	// Register accesses know no context: one that ends closes the device
 	// under them.
 	stop := context.AfterFunc(ctx, func() { dev.Close() })
-	err = d.bringUp(ctx)
+	err = d.bringUp(ctx, &o)
 	if !stop() && err == nil {
 		err = ErrClosed
 	}
@@ -187,7 +190,7 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 }
 
 // bringUp takes the card from reset to where objects can be made.
-func (d *Device) bringUp(ctx context.Context) error {
+func (d *Device) bringUp(ctx context.Context, o *options) error {
 	var err error
 	if d.cfg, err = vfio.NewConfig(d.dev); err != nil {
 		return err
@@ -236,6 +239,7 @@ func (d *Device) bringUp(ctx context.Context) error {
 	d.pdns = newNumbers(1, 1<<24, 1)
 	d.rates = newNumbers(1, uint32(d.attr.RateLimits)+1, 1)
 	d.initRecorders()
+	d.shadow.limit = uint32(d.attr.MaxMR) + 1
 	d.cqByN = make([]atomic.Pointer[CQ], d.attr.MaxCQ)
 
 	// DMA and interrupts begin with this bit; it is the first thing to go.
@@ -262,6 +266,9 @@ func (d *Device) bringUp(ctx context.Context) error {
 	}
 	d.wg.Add(1)
 	go d.portWatch()
+	if o.gather == Host || d.attr.Capabilities&hw.CapabilityGather == 0 {
+		return d.startHostGather(ctx)
+	}
 	return nil
 }
 

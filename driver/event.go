@@ -222,6 +222,9 @@ func (v *vector) run() {
 		}
 		if v.n == 0 {
 			v.d.cmd.poll()
+			if g := v.d.host.Load(); g != nil {
+				g.notify()
+			}
 		}
 		v.drain()
 	}

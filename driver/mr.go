@@ -210,6 +210,7 @@ func (d *Device) register(ctx context.Context, op string, m *MR, o *mrOptions) (
 		d.mu.Unlock()
 	}
 	if err == nil {
+		d.shadow.set(m)
 		err = d.writeKey(ctx, m.key>>8, m.entry())
 	}
 	if err != nil {
@@ -298,6 +299,7 @@ func (m *MR) Dereg(ctx context.Context) error {
 	if m.stage == mrDone {
 		return nil
 	}
+	d.shadow.clear(m)
 	goneErr := d.alive()
 	if goneErr == nil && m.stage == mrLive {
 		goneErr = d.writeKey(ctx, m.key>>8, hw.KeyEntry{})
@@ -335,6 +337,7 @@ func (m *MR) finish() {
 
 // unmap frees the region's memory.
 func (m *MR) unmap() error {
+	m.pd.d.shadow.clear(m)
 	if m.mem == nil {
 		m.bytes.Store(nil)
 		m.pd.d.regions.Free(m.block)

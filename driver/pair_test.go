@@ -25,9 +25,9 @@ const allAccess = driver.LocalWrite | driver.RemoteWrite | driver.RemoteRead | d
 
 var smallQP = driver.QPInit{Type: driver.RC, MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 63, MaxRecvSGE: 63, MaxInline: 400}
 
-func open(t testing.TB, addr string) *driver.Device {
+func open(t testing.TB, addr string, opts ...driver.Option) *driver.Device {
 	t.Helper()
-	d, err := driver.Open(context.Background(), addr, driver.WithStatusSocket(""))
+	d, err := driver.Open(context.Background(), addr, append(opts, driver.WithStatusSocket(""))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,10 +35,10 @@ func open(t testing.TB, addr string) *driver.Device {
 	return d
 }
 
-func newSide(t testing.TB, addr string, cqe int, init driver.QPInit) *side {
+func newSide(t testing.TB, addr string, cqe int, init driver.QPInit, opts ...driver.Option) *side {
 	t.Helper()
 	ctx := context.Background()
-	s := &side{d: open(t, addr)}
+	s := &side{d: open(t, addr, opts...)}
 	var err error
 	if s.pd, err = s.d.AllocPD(ctx); err != nil {
 		t.Fatal(err)

@@ -170,23 +170,35 @@ func (r *recorder[T]) pump() {
 			break
 		}
 		took = true
-		qpn, lost := r.of(&v)
-		before := *lost
-		for _, s := range r.streams {
-			if s.qpn != 0 && s.qpn != qpn {
-				continue
-			}
-			if len(s.buf) < s.room {
-				*lost = before + s.lost
-				s.buf, s.lost = append(s.buf, v), 0
-			} else {
-				s.lost += 1 + before
-			}
-		}
+		r.hand(v)
 	}
 	if took {
 		r.ring.publish()
 	}
+}
+
+// hand gives a record to the streams that want it. The caller holds mu.
+func (r *recorder[T]) hand(v T) {
+	qpn, lost := r.of(&v)
+	before := *lost
+	for _, s := range r.streams {
+		if s.qpn != 0 && s.qpn != qpn {
+			continue
+		}
+		if len(s.buf) < s.room {
+			*lost = before + s.lost
+			s.buf, s.lost = append(s.buf, v), 0
+		} else {
+			s.lost += 1 + before
+		}
+	}
+}
+
+// wants reports whether the ring records what a queue pair does.
+func (r *recorder[T]) wants(qpn uint32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ring != nil && (r.all || r.qpn == qpn)
 }
 
 // close forgets the ring; the device is closed.
@@ -308,7 +320,7 @@ func (d *Device) initRecorders() {
 				return nil, err
 			}
 			q, err := queues.NewTrace(traceMem.Bytes[:entries*hw.TraceRecordSize], word)
-			return &traceRing{d, q}, err
+			return &traceRing{d: d, q: q, packets: map[uint32]TraceRecord{}}, err
 		},
 	}
 	d.capture = recorder[CaptureFrame]{
@@ -330,6 +342,30 @@ func (d *Device) initRecorders() {
 type traceRing struct {
 	d *Device
 	q *queues.Trace
+
+	packets map[uint32]TraceRecord // the last PACKET of each queue pair, where the host gathers
+}
+
+// insertSteps puts steps of a walk that this driver took into the trace, behind
+// the card's PACKET record, which the card wrote before it asked for the packet.
+func (d *Device) insertSteps(qpn, index, packet uint32, steps []TraceRecord) {
+	r := &d.trace
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t, ok := r.ring.(*traceRing)
+	if !ok {
+		return
+	}
+	r.pump()
+	p, ok := t.packets[qpn]
+	if !ok || p.WQEIndex != index || p.Packet != packet {
+		return // it did not fit, or the ring was started in between
+	}
+	for _, s := range steps {
+		s.Time, s.QPN, s.WQEIndex, s.WRID, s.HasWRID = p.Time, qpn, index, p.WRID, p.HasWRID
+		s.Opcode, s.Flags, s.Packet, s.PSN = p.Opcode, p.Flags, packet, p.PSN
+		r.hand(s)
+	}
 }
 
 func (t *traceRing) publish() { t.q.Publish() }
@@ -346,6 +382,9 @@ func (t *traceRing) next() (r TraceRecord, ok bool) {
 	r.Cursor.Segment, r.Cursor.Offset, r.Cursor.Left = int(h.CursorSegment), h.CursorOffset, h.CursorLeft
 	if r.Flags&hw.TraceFlagResponse == 0 {
 		r.WRID, r.HasWRID = t.d.wrid(r.QPN, r.WQEIndex)
+	}
+	if r.Kind == hw.TraceKindPacket && t.d.host.Load() != nil {
+		t.packets[r.QPN] = r
 	}
 	return r, true
 }

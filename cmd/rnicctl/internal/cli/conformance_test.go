@@ -93,7 +93,7 @@ func TestConformanceRefusals(t *testing.T) {
 		{[]string{golden + "/a_walk/scenario.json"}, exitUsage, "scenario.json"},
 		{[]string{golden + "/a_walk", cut}, exitUsage, "scenario.json"},
 		{[]string{"--gather", "nobody", golden + "/a_walk"}, exitUsage, "--gather"},
-		{[]string{"--gather", "host", golden + "/a_walk"}, exitLacks, "host gather"},
+		{[]string{"--gather", "host", "--peer", "vfio-user:/absent", golden + "/a_walk"}, exitNoCard, "/absent"},
 		{[]string{"-d", "vfio-user:/absent", golden + "/a_walk"}, exitUsage, "--peer"},
 		{[]string{"-d", "vfio-user:/absent", "--peer", "vfio-user:/too", golden + "/a_walk"}, exitNoCard, "/absent"},
 	} {

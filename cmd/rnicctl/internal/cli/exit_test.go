@@ -57,7 +57,6 @@ func TestExitCodes(t *testing.T) {
 		{"info -d vfio-user:/nowhere/at/all", exitNoCard, "no-card", "/nowhere/at/all"},
 		{"walk -d soft:exit-held", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
 		{"regs -d soft:exit-held --set SCRATCH=1 --yes", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
-		{"walk --gather host", exitLacks, "not-supported", "host gather"},
 		{"info -d 0000:03:00.0", exitLacks, "not-supported", "0000:03:00.0"},
 	} {
 		t.Run(c.args, func(t *testing.T) {

@@ -118,6 +118,9 @@ func (a *app) walkOn(ctx context.Context, b *bench, o *walkOptions) (w *walkview
 		return nil, err
 	}
 	in := walkview.Input{Opcode: o.opcode, MTU: uint32(o.mtu), Gather: o.gather, Steps: steps}
+	if b.devs[0].Gather() == driver.Host { // asked for, or the card has no engine
+		in.Gather = "host"
+	}
 	if o.inline {
 		in.Gather, in.Inline = "inline", uint32(o.total)
 		return walkview.New(in)

@@ -20,8 +20,19 @@ func options(name string) Options {
 
 // TestRecordedScenariosOnSoftCards: the cards do what soft-RoCE did, but for the
 // ruled differences; what is skipped is what is not built.
-func TestRecordedScenariosOnSoftCards(t *testing.T) {
-	o := options("recorded")
+func TestRecordedScenariosOnSoftCards(t *testing.T) { recordedScenarios(t, options("recorded")) }
+
+// TestRecordedScenariosWithHostGather: the same, whoever gathers: cards without an
+// engine, and cards whose engine is switched off.
+func TestRecordedScenariosWithHostGather(t *testing.T) {
+	o := options("hostgather")
+	o.AddrA += "&engine=none"
+	o.Open = append(o.Open, driver.WithGather(driver.Host))
+	recordedScenarios(t, o)
+}
+
+func recordedScenarios(t *testing.T, o Options) {
+	t.Helper()
 	o.Dirs = []string{goldenDir}
 	o.Done = func(s ScenarioReport) {
 		skip := ""
@@ -48,14 +59,17 @@ func TestRecordedScenariosOnSoftCards(t *testing.T) {
 
 // TestMadeScenariosOnSoftCards: scenarios that no recording shows.
 func TestMadeScenariosOnSoftCards(t *testing.T) {
-	o := options("made")
-	for name, r := range madeScenarios(t) {
-		s, err := one(t.Context(), &o, r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.Result != Pass || s.Frames != len(r.capture) {
-			t.Errorf("%s: %s after %d of %d frames: %s", name, s.Result, s.Frames, len(r.capture), s.Why)
+	for _, gather := range []driver.GatherMode{driver.Card, driver.Host} {
+		o := options("made")
+		o.Open = append(o.Open, driver.WithGather(gather))
+		for name, r := range madeScenarios(t) {
+			s, err := one(t.Context(), &o, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Result != Pass || s.Frames != len(r.capture) {
+				t.Errorf("%s, gather mode %d: %s after %d of %d frames: %s", name, gather, s.Result, s.Frames, len(r.capture), s.Why)
+			}
 		}
 	}
 }

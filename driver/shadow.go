@@ -1,0 +1,89 @@
+package driver
+
+import (
+	"errors"
+	"sync"
+
+	"rnic/hw"
+	"rnic/hw/gather"
+)
+
+// shadow is the key table as this driver has written it, with the memory behind
+// each key: what the software walk works on (rule G21).
+type shadow struct {
+	mu    sync.Mutex // held for the walk of a packet: a key that was cleared is used by nobody
+	limit uint32     // key indices of the card
+	keys  map[uint32]*shadowKey
+	cache *gather.Cache // of the card's geometry, for the host gather; nil: none
+}
+
+// shadowKey is a key and its memory.
+type shadowKey struct {
+	key    gather.Key
+	memory []byte // from key.IOVA on
+}
+
+// Entry makes the shadow a gather.KeyTable. The caller holds mu.
+func (s *shadow) Entry(index uint32) (gather.Key, bool) {
+	if k := s.keys[index]; k != nil {
+		return k.key, true
+	}
+	return gather.Key{}, index < s.limit
+}
+
+// set puts a region in, which has its memory.
+func (s *shadow) set(m *MR) {
+	e := m.entry()
+	v := hw.KeyEntryValid(e.Valid)
+	k := &shadowKey{memory: m.Bytes(), key: gather.Key{
+		State: v.State(), Type: v.Type(), Tag: v.Tag(), Access: v.Access(), PD: e.PD, Base: e.Base, Length: e.Length, IOVA: e.IOVA,
+	}}
+	s.mu.Lock()
+	s.keys[m.key>>8] = k
+	s.invalidate(m.key >> 8)
+	s.mu.Unlock()
+}
+
+// clear takes a region out. After it, no walk uses its key or its memory.
+func (s *shadow) clear(m *MR) {
+	s.mu.Lock()
+	if k := s.keys[m.key>>8]; k != nil && k.key.Tag == uint8(m.key) {
+		delete(s.keys, m.key>>8)
+		s.invalidate(m.key >> 8)
+	}
+	s.mu.Unlock()
+}
+
+func (s *shadow) invalidate(index uint32) {
+	if s.cache != nil {
+		s.cache.Invalidate(index)
+	}
+}
+
+// walker is the software walk over a shadow: the memory and the keys that
+// package gather asks for. Its calls are under the shadow's mu.
+type walker struct {
+	s     *shadow
+	cache *gather.Cache
+	at    *shadowKey // of the last lookup
+}
+
+var errNoMemory = errors.New("rnic: no memory at that IOVA")
+
+// Translate is one lookup (rules G9, G10).
+func (w *walker) Translate(key uint32, who gather.Who, addr uint64, n uint32) (iova uint64, hit bool, r hw.Reason) {
+	keys := gather.Keys{Table: w.s, Cache: w.cache}
+	w.at = w.s.keys[gather.IndexOf(key)]
+	return keys.Translate(key, who, addr, n)
+}
+
+// Read copies the piece that was just translated.
+func (w *walker) Read(iova uint64, dst []byte) error {
+	k := w.at
+	off := iova - k.key.IOVA
+	if off > uint64(len(k.memory)) || uint64(len(dst)) > uint64(len(k.memory))-off {
+		return errNoMemory
+	}
+	copy(dst, k.memory[off:])
+	return nil
+}
