@@ -110,6 +110,12 @@ func (a *app) inspect(ctx context.Context) (*source, error) {
 		return nil, err
 	}
 	dev, err := a.open(ctx, addr)
+	if errors.Is(err, driver.ErrBusy) {
+		return nil, &failure{
+			exit: exitHeld, code: "held", err: fmt.Errorf("%w; no status socket in %s answers for it", err, driver.StatusDir()),
+			fix: "start the process that holds the card again with $XDG_RUNTIME_DIR set to a folder that it may write, and set the same here",
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,7 @@ var classes = []struct {
 	fix  string
 }{
 	{driver.ErrDeviceGone, exitGone, "device-gone", "see why the card went away, then start again"},
-	{driver.ErrBusy, exitHeld, "held", "end the process that holds the card, or ask it through its status socket"},
+	{driver.ErrBusy, exitHeld, "held", "end the process that holds the card; what only looks, as info, qp or stats, asks it at its status socket"},
 	{driver.ErrPermission, exitPermission, "not-permitted", "run as a user who may open the device"},
 	{fs.ErrPermission, exitPermission, "not-permitted", "run as a user who may open it"},
 	{driver.ErrNotFound, exitNoCard, "no-card", "`rnicctl list` shows the cards there are; `-d soft:` needs none"},
@@ -57,7 +57,7 @@ var classes = []struct {
 	{driver.ErrNotSupported, exitLacks, "not-supported", "`rnicctl info` names what this card and driver can do"},
 	{driver.ErrTimeout, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
 	{context.DeadlineExceeded, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
-	{driver.ErrInvalid, exitUsage, "usage", "correct what it names"},
+	{driver.ErrInvalid, exitUsage, "usage", "correct what it names; `rnicctl --help` shows how a card is named"},
 	{fs.ErrNotExist, exitUsage, "usage", "name a file that exists"},
 }
 

@@ -18,6 +18,11 @@ import (
 func TestExitCodes(t *testing.T) {
 	dir := sockets(t)
 	hold(t, "soft:exit-held")
+	mute, err := driver.Open(t.Context(), "soft:exit-mute", driver.WithStatusSocket(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = mute.Close() })
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("no socket"), 0o600); err != nil {
 		t.Fatal(err)
@@ -39,6 +44,7 @@ func TestExitCodes(t *testing.T) {
 		{"stats -d soft:exit --grep [", exitUsage, "usage", "--grep"},
 		{"stats -d soft:exit --watch -1s", exitUsage, "usage", "--watch"},
 		{"stats -d soft:exit --qp 0x55", exitUsage, "usage", "no QP 0x55"},
+		{"qp -d soft:exit --qp 0x55", exitUsage, "usage", "no QP 0x55"},
 		{"keys -d soft:exit --qp 0x55", exitUsage, "usage", "no QP 0x55"},
 		{"keys -d soft:exit --scrub --grep x", exitUsage, "usage", "--scrub"},
 		{"regs -d soft:exit NOPE", exitUsage, "usage", "NOPE"},
@@ -56,6 +62,7 @@ func TestExitCodes(t *testing.T) {
 		{"info -d nonsense", exitUsage, "usage", "nonsense"},
 		{"info -d vfio-user:/nowhere/at/all", exitNoCard, "no-card", "/nowhere/at/all"},
 		{"walk -d soft:exit-held", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
+		{"info -d soft:exit-mute", exitHeld, "held", "no status socket in " + driver.StatusDir()},
 		{"regs -d soft:exit-held --set SCRATCH=1 --yes", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
 		{"info -d 0000:03:00.0", exitLacks, "not-supported", "0000:03:00.0"},
 	} {

@@ -134,6 +134,11 @@ receives of the receive queue.`,
 func (a *app) showQPs(s *source, snap *driver.Snapshot, o *tableOptions) error {
 	t := newTable("QPN", "TYPE", "STATE", "PD", "MTU", "DEST_QPN", "DEST_GID", "SQ", "RQ", "TX_PACKETS", "TX_BYTES", "RX_PACKETS", "LOOKUPS", "RETRANSMITS", "ERROR")
 	list := []qpJSON{}
+	if o.qpn != 0 {
+		if _, err := domainOf(snap, o.qpn); err != nil {
+			return err
+		}
+	}
 	var m metrics
 	for i := range snap.QPs {
 		q := describeQP(&snap.QPs[i])
