@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 )
 
@@ -59,9 +60,9 @@ func (p *printer) event(e event) {
 	}
 	switch e.Event {
 	case "ready":
-		fmt.Fprintf(p.w, "%d cards, joined by a wire of %d slots; end with SIGINT or SIGTERM\n", len(e.Cards), e.WireSlots)
+		fmt.Fprintf(p.w, "cards: %d, joined by a wire of %d slots; end with Ctrl-C or SIGTERM\n", len(e.Cards), e.WireSlots)
 		for _, c := range e.Cards {
-			fmt.Fprintf(p.w, "%-8s %s  engine %s  mac %s  ip %v\n", c.Name, c.Address, c.Engine, c.MAC, c.IPs)
+			fmt.Fprintf(p.w, "%-8s %s  engine %s  mac %s  ip %s\n", c.Name, c.Address, c.Engine, c.MAC, strings.Join(c.IPs, " "))
 		}
 	case "stopped":
 		fmt.Fprintln(p.w, "stopped")

@@ -29,8 +29,8 @@ type demoJSON struct {
 func (a *app) demo() *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use: "demo", Short: "The chapter's walk, then five operations between two cards", Args: cobra.NoArgs,
-		Long: `demo shows the chapter's walk from the card's own trace, then does a SEND, an RDMA WRITE, an RDMA READ, an
+		Use: "demo", Short: "A gather step by step, then five operations between two cards", Args: cobra.NoArgs,
+		Long: `demo shows the default request of walk from the card's own trace, then does a SEND, an RDMA WRITE, an RDMA READ, an
 inline SEND and an atomic between two soft cards, compares memory at the far end of each, and leaves every
 frame in a pcapng file for Wireshark. On a card named with -d, or the only one present, it talks to itself.`,
 		RunE: func(c *cobra.Command, _ []string) error { return a.demoRun(c.Context(), file) },

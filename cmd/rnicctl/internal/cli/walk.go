@@ -23,7 +23,7 @@ func (a *app) walk() *cobra.Command {
 		Use: "walk", Short: "A gather, step by step and drawn, from the card's own trace", Args: cobra.NoArgs,
 		Long: `walk posts one request whose payload is spread over segments, takes the card's trace of it (rule G22), and
 shows it: the segments above, the packets below, to scale, with the cut points and the lookups, then each
-step. The default is the chapter's walk: a SEND of 1 KiB and 512 bytes in MR 1 and 6 KiB in MR 2 at a path
+step. The default is a walk of twelve steps: a SEND of 1 KiB and 512 bytes in MR 1 and 6 KiB in MR 2 at a path
 MTU of 4,096 bytes.
 
 It runs on the card named with -d or in $RNIC_DEVICE, else on the only card present, else on soft:. A soft
