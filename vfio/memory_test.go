@@ -163,6 +163,7 @@ func TestRevokeUnderAccess(t *testing.T) {
 		t.Error("windows")
 	}
 	word := v.Word32(0x1100)
+	mmio.Store32(word, 0x11223344)
 	stop, started := make(chan struct{}), make(chan struct{}, 2)
 	var wg sync.WaitGroup
 	for range 2 {
@@ -182,7 +183,6 @@ func TestRevokeUnderAccess(t *testing.T) {
 				}
 			}
 		})
-		mmio.Store32(word, 0x11223344)
 	}
 	<-started
 	<-started

@@ -39,7 +39,7 @@ func TestStoreLoadForbidsBothOld(t *testing.T) {
 	if runtime.GOMAXPROCS(0) < 2 {
 		t.Skip("needs two processors")
 	}
-	const rounds = 50_000
+	const rounds = 10_000
 	type word struct {
 		v uint32
 		_ [31]uint32 // a cache line of its own, and its neighbour's
@@ -80,7 +80,7 @@ func TestStoreLoadForbidsBothOld(t *testing.T) {
 // A release store hands on what was written before it: the reader that sees
 // the number sees the message of that number.
 func TestReleaseHandsOn(t *testing.T) {
-	const rounds = 200_000
+	const rounds = 20_000
 	var message uint64
 	var number, taken uint32
 	done := make(chan bool)
