@@ -152,9 +152,7 @@ func (q *QP) ConnectVia(ctx context.Context, c net.Conn, private []byte) (Endpoi
 	case errors.Is(err, os.ErrDeadlineExceeded): // c's clock was first
 		err = errors.Join(err, &DeadlineError{Waited: "the peer", Cause: context.DeadlineExceeded})
 	}
-	if e := c.SetDeadline(time.Time{}); err == nil {
-		err = e
-	}
+	_ = c.SetDeadline(time.Time{}) // a peer that is ready may have closed c already
 	if err != nil {
 		return Endpoint{}, q.fail(op, err)
 	}
