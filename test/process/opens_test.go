@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // held is what opens says.
@@ -83,19 +84,24 @@ func TestProcesses_OpenAndCloseSoft(t *testing.T) {
 func TestProcesses_OpenAndCloseVFIOUser(t *testing.T) {
 	t.Parallel()
 	w := simulate(t, "a", "b")
-	detached := func(n int) {
-		for range 2 * n {
-			w.await(t, "detached")
-		}
-	}
 	const few = 10
+	fds, mappings := w.holds(t) // before any client
 	opens(t, few, w.addr("a"), w.addr("b"))
-	detached(few)
-	fds, mappings := w.holds(t)
+	w.settles(t, fds, mappings, few)
 	tenth, last := opens(t, rounds(), w.addr("a"), w.addr("b"))
 	same(t, tenth, last)
-	detached(rounds())
-	if f, m := w.holds(t); f != fds || m != mappings {
-		t.Errorf("rnicsim has %d descriptors and %d mappings after %d more clients, had %d and %d", f, m, 2*rounds(), fds, mappings)
+	w.settles(t, fds, mappings, rounds())
+}
+
+// settles waits until rnicsim, which may be about to see its last client go,
+// holds what it held before.
+func (w *wires) settles(t *testing.T, fds, mappings, n int) {
+	t.Helper()
+	f, m := w.holds(t)
+	for ctx := within(t); (f != fds || m != mappings) && ctx.Err() == nil; f, m = w.holds(t) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if f != fds || m != mappings {
+		t.Errorf("rnicsim has %d descriptors and %d mappings after %d clients, had %d and %d", f, m, 2*n, fds, mappings)
 	}
 }
