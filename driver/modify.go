@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -218,12 +219,19 @@ func attrOf(c *hw.QPContext) QPAttr {
 	return a
 }
 
-// Query asks the card for the queue pair's attributes as they stand.
+// Query asks the card for the queue pair's attributes as they stand. errors.Is:
+// ErrClosed once Close has begun, ErrDeviceGone.
 func (q *QP) Query(ctx context.Context) (QPAttr, error) {
 	const op = "query"
 	ctx, cancel := bound(ctx)
 	defer cancel()
 	c, _, err := q.query(ctx)
+	// Looked at after the answer: a number that was free again by then may have answered for another queue pair.
+	q.sqMu.Lock()
+	if errors.Is(q.sendErr, ErrClosed) {
+		err = ErrClosed
+	}
+	q.sqMu.Unlock()
 	if err != nil {
 		return QPAttr{}, q.fail(op, err)
 	}

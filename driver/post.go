@@ -44,6 +44,9 @@ func (q *QP) send(wr *SendWR) error {
 	if q.sendErr != nil {
 		return q.sendErr
 	}
+	if wr == nil {
+		return q.noRequest("post send")
+	}
 	segs := 1
 	switch wr.Opcode {
 	case Send, SendImm:
@@ -132,6 +135,10 @@ func (q *QP) badOpcode(o Opcode) error {
 	return q.fail("post send", fmt.Errorf("operation %v: %w", o, cause))
 }
 
+func (q *QP) noRequest(op string) error {
+	return q.fail(op, fmt.Errorf("the work request is nil: %w", ErrInvalid))
+}
+
 func (q *QP) tooManySGEs(op string, n, limit int) error {
 	return q.fail(op, fmt.Errorf("%d, the queue takes %d: %w", n, limit, ErrTooManySGEs))
 }
@@ -191,6 +198,9 @@ func (q *QP) PostRecvBatch(wrs []RecvWR) (n int, err error) {
 func (q *QP) recv(wr *RecvWR) error {
 	if q.recvErr != nil {
 		return q.recvErr
+	}
+	if wr == nil {
+		return q.noRequest("post receive")
 	}
 	if len(wr.SGEs) > q.init.MaxRecvSGE {
 		return q.tooManySGEs("post receive", len(wr.SGEs), q.init.MaxRecvSGE)

@@ -263,3 +263,40 @@ func TestPostStates(t *testing.T) {
 		t.Errorf("second Close: %v", err)
 	}
 }
+
+// TestNilRequests: no work request is an error, and the queue is as before.
+func TestNilRequests(t *testing.T) {
+	a, b := newPair(t, smallQP)
+	wantErr(t, "PostSend(nil)", a.qp.PostSend(nil), driver.ErrInvalid)
+	wantErr(t, "PostRecv(nil)", b.qp.PostRecv(nil), driver.ErrInvalid)
+	if err := b.qp.PostRecv(&driver.RecvWR{SGEs: []driver.SGE{b.mr.SGE(0, 8)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.qp.PostSend(&driver.SendWR{Opcode: driver.Send, SGEs: []driver.SGE{a.mr.SGE(0, 8)}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestQueryClosed: a closed queue pair tells nothing, not even once another has
+// its number.
+func TestQueryClosed(t *testing.T) {
+	ctx := testCtx(t)
+	s := newSide(t, "soft:query-closed", 64, smallQP)
+	n := s.qp.Number()
+	if err := s.qp.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.qp.Query(ctx)
+	wantErr(t, "Query", err, driver.ErrClosed)
+	init := smallQP
+	init.SendCQ, init.RecvCQ = s.cq, s.cq
+	next, err := s.pd.CreateQP(ctx, init, driver.WithQPN(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := next.Query(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.qp.Query(ctx)
+	wantErr(t, "Query, its number another's", err, driver.ErrClosed)
+}
