@@ -155,7 +155,7 @@ func (a *app) showScrub(s *source, r *driver.ScrubReport) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(a.out, "keys: %d, key cache lines in use: %d of %d; %d differ\n", r.Keys, r.Cached, r.Lines, len(r.Mismatches))
+	_, err := fmt.Fprintf(a.out, "%d keys, %d of %d lines of the key cache in use: %d differ\n", r.Keys, r.Cached, r.Lines, len(r.Mismatches))
 	return err
 }
 
