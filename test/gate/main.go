@@ -47,7 +47,7 @@ var suites = []suite{
 	{name: "rules", command: test("./test/rules")},
 	{name: "walks", command: test("-run", "^TestG(02|17|21)_", "./hw/gather")}, // the campaigns, whole; under race they are a tenth
 	{name: "looking", command: test("./test/twoprocess")},                      // the processes that it starts are without race all the same
-	{name: "process", command: test("-race", "./test/process")},
+	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
 	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^TestProcesses_", "./..."), limit: 15 * time.Minute},
 	{name: "mutants", command: []string{"go", "run", "./test/mutants"}, limit: 10 * time.Minute},
