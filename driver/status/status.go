@@ -123,12 +123,24 @@ func (c *Client) dial(ctx context.Context, q driver.StatusRequest) (*session, er
 	b, err := json.Marshal(q)
 	if err == nil {
 		_, err = conn.Write(append(b, '\n'))
+		err = ended(err)
 	}
 	if err != nil {
 		conn.Close()
 		return nil, c.fail(q.Op, err)
 	}
 	return &session{c: conn, r: bufio.NewReaderSize(conn, 64<<10)}, nil
+}
+
+// ended makes what a socket gives after its other end has gone, read or
+// written, into driver.ErrDeviceGone. A holder that is killed with a request
+// unread resets the connection.
+func ended(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		// The cause is not wrapped: io.EOF is how a stream ends well.
+		return fmt.Errorf("%w: the holder ended the connection: %v", driver.ErrDeviceGone, err)
+	}
+	return err
 }
 
 // reply reads one line.
@@ -141,10 +153,7 @@ func (s *session) reply(p *driver.StatusReply) error {
 			break
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
-			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("%w: the holder ended the connection", driver.ErrDeviceGone)
-			}
-			return err
+			return ended(err)
 		}
 		if len(line) > maxLine {
 			return fmt.Errorf("an answer of more than %d bytes", maxLine)
@@ -311,8 +320,8 @@ func (t *stream[T]) Next(ctx context.Context) (v T, err error) {
 	var p driver.StatusReply
 	if err == nil {
 		err = t.s.reply(&p)
-	} else if errors.Is(err, io.EOF) {
-		err = fmt.Errorf("%w: the holder ended the connection", driver.ErrDeviceGone)
+	} else {
+		err = ended(err)
 	}
 	switch r := t.get(&p); {
 	case err != nil:

@@ -346,6 +346,27 @@ func TestHostileServer(t *testing.T) {
 	}
 }
 
+// A holder that dies with the request unread resets the connection.
+func TestHolderDies(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = c.Read(make([]byte, 1)) // the request is there, and the rest of it stays unread
+		c.Close()
+	}()
+	if _, err := status.Dial(testCtx(t), path); !errors.Is(err, driver.ErrDeviceGone) || errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
 // FuzzRequests sends bytes to a holder: it answers in whole lines of JSON or
 // ends the connection, and serves the next client.
 func FuzzRequests(f *testing.F) {
