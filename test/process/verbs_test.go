@@ -27,7 +27,7 @@ type verb struct {
 
 // local are the methods that answer from what the program has: they do not
 // reach for the card, alive or not.
-const local = `Device.Addr Device.Attr Device.Done Device.Port Device.StatusPath PD.Device PD.Number MR.Addr MR.Bytes MR.LKey MR.Len
+const local = `Device.Addr Device.Attr Device.Done Device.Gather Device.Port Device.StatusPath PD.Device PD.Number MR.Addr MR.Bytes MR.LKey MR.Len
 	MR.RKey MR.Remote MR.SGE CQ.Entries CQ.FD CQ.Number QP.Caps QP.Endpoint QP.Number`
 
 // notBuilt are the methods that are ErrNotSupported on any card.
