@@ -63,7 +63,7 @@ type PortAttr struct {
 }
 
 // notBuilt is what this driver lacks whatever the card has.
-var notBuilt = []string{"UC", "UD", "SRQ", "memory windows", "SEND with invalidate", "verification"}
+var notBuilt = []string{"UC", "UD", "SRQ", "memory windows", "SEND with invalidate"}
 
 // readAttr reads the identity block. The magic and version were checked.
 func (d *Device) readAttr() error {

@@ -183,7 +183,7 @@ func (c *CQ) Poll(wc []WC) (int, error) {
 }
 
 func (c *CQ) poll(wc []WC) (n int) {
-	q, qp := c.q, c.last
+	q, qp, verify := c.q, c.last, c.d.verify
 	if c.closed { // the ring is gone
 		return 0
 	}
@@ -203,7 +203,13 @@ func (c *CQ) poll(wc []WC) (n int) {
 				continue
 			}
 		}
+		if verify != nil {
+			verify.catchUp()
+		}
 		if qp.complete(c, e, &wc[n]) {
+			if verify != nil {
+				qp.spoil(&wc[n], e)
+			}
 			n++
 		} else {
 			c.bogus++

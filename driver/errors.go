@@ -128,6 +128,12 @@ type CompletionError struct {
 	AETH    uint8  // AETH syndrome of the far end, with ReasonRemoteNAK or ReasonRNR
 }
 
+// Is makes a completion that verification spoiled ErrVerify; QP.VerifyError has the
+// rest.
+func (e *CompletionError) Is(target error) bool {
+	return target == ErrVerify && e.Reason == ReasonVerify
+}
+
 // Error names request, status, reason and, where there is one, the segment.
 func (e *CompletionError) Error() string {
 	s := fmt.Sprintf("rnic: QP %#x: %v work request %#x: %v (%v)", e.QPN, e.Opcode, e.WRID, e.Status, e.Reason)

@@ -37,6 +37,7 @@ const (
 	EventEQOverflow                 = EventType(hw.EventTypeEQOverflow)       // Object: EQ; the card lost Info events
 	EventOverflow         EventType = 0x100                                   // this program did not call NextEvent; Info events were dropped
 	EventDeviceGone       EventType = 0x101                                   // the last event
+	EventVerify           EventType = 0x102                                   // Object: QP, frozen by verification; Info: packet of the message
 )
 
 // String names the type.
@@ -46,6 +47,8 @@ func (t EventType) String() string {
 		return "OVERFLOW"
 	case EventDeviceGone:
 		return "DEVICE_GONE"
+	case EventVerify:
+		return "VERIFY"
 	}
 	return hw.EventType(t).String()
 }

@@ -26,7 +26,6 @@ func openErr(t *testing.T, what, addr string, want error, opts ...driver.Option)
 }
 
 func TestOpenRefuses(t *testing.T) {
-	openErr(t, "verification", "soft:", driver.ErrNotSupported, driver.WithVerify(driver.Always))
 	openErr(t, "a scheme that is none", "hard:1", driver.ErrNotSupported)
 	openErr(t, "a socket that is none", "vfio-user:/nonexistent/rnic.sock", driver.ErrNotFound)
 	d := open(t, "soft:twice")

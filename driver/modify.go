@@ -153,7 +153,13 @@ func (q *QP) modify(ctx context.Context, a *QPAttr, m QPAttrMask) error {
 		}
 		return err
 	}
+	if m&AttrPathMTU != 0 {
+		q.mtu.Store(uint32(a.PathMTU.Bytes()))
+	}
 	if toReset {
+		q.pd.d.settle() // what was sent is compared before the ring begins anew
+		q.mismatch.Store(nil)
+		q.setState(StateReset)
 		q.reset()
 	} else if m&AttrState != 0 {
 		q.setState(a.State)

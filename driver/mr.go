@@ -211,7 +211,10 @@ func (d *Device) register(ctx context.Context, op string, m *MR, o *mrOptions) (
 	}
 	if err == nil {
 		d.shadow.set(m)
-		err = d.writeKey(ctx, m.key>>8, m.entry())
+		if err = d.writeKey(ctx, m.key>>8, m.entry()); err == nil {
+			d.settle() // what was looked up before is compared before
+			d.shadow.move(m, false)
+		}
 	}
 	if err != nil {
 		// The entry may be there: take it back the long way, which is repeated
@@ -299,7 +302,10 @@ func (m *MR) Dereg(ctx context.Context) error {
 	if m.stage == mrDone {
 		return nil
 	}
-	d.shadow.clear(m)
+	d.shadow.move(m, true)
+	if d.verify == nil {
+		d.shadow.clear(m)
+	}
 	goneErr := d.alive()
 	if goneErr == nil && m.stage == mrLive {
 		goneErr = d.writeKey(ctx, m.key>>8, hw.KeyEntry{})
@@ -337,6 +343,7 @@ func (m *MR) finish() {
 
 // unmap frees the region's memory.
 func (m *MR) unmap() error {
+	m.pd.d.settle() // what the card gathered from it is compared before it goes
 	m.pd.d.shadow.clear(m)
 	if m.mem == nil {
 		m.bytes.Store(nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 
 	"rnic/hw"
 	"rnic/queues"
@@ -73,6 +74,9 @@ type QP struct {
 	// Who polls has these, under the lock of the send or receive CQ.
 	sqDone, rqDone   uint32 // first block, first receive not completed
 	sqMoved, rqMoved bool   // and not released yet
+
+	mtu      atomic.Uint32               // path MTU in bytes, once it is set
+	mismatch atomic.Pointer[VerifyError] // why verification froze it
 
 	ring vfio.Block // both rings
 	bell doorbell
@@ -303,6 +307,9 @@ func (q *QP) setState(s QPState) {
 	if s == StateReset {
 		recv = q.fail("post receive", fmt.Errorf("it is in %v: %w", s, ErrState))
 	}
+	if e := q.mismatch.Load(); e != nil {
+		send, recv = q.fail("post send", e), q.fail("post receive", e)
+	}
 	q.bar(send, recv, false)
 }
 
@@ -348,6 +355,7 @@ func (q *QP) Close() error {
 			return q.fail("close", err)
 		}
 	}
+	d.settle() // while the ring is there
 	q.closed = true
 	q.kill(ErrClosed)
 	q.init.SendCQ.detach(q)
@@ -356,6 +364,8 @@ func (q *QP) Close() error {
 		delete(d.qps, q.n)
 		q.unuse()
 	})
+	d.settle() // nobody is comparing what it sent any more
+	d.verify.forget(q.n)
 	if err == nil { // else the card may hold on to them
 		d.arena.Free(q.ring)
 		d.doorbells.free(q.bell.page)

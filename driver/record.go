@@ -87,7 +87,7 @@ type recordRing[T any] interface {
 // recorder shares a ring of the card among streams.
 type recorder[T any] struct {
 	d     *Device
-	start func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[T], error) // starts the ring anew
+	start func(ctx context.Context, entries int, all bool, qpn uint32, sample int) (recordRing[T], error) // starts the ring anew
 	stop  func(ctx context.Context) error
 	of    func(r *T) (qpn uint32, lost *uint32) // the record's QP and count of lost ones
 
@@ -97,7 +97,12 @@ type recorder[T any] struct {
 	ring    recordRing[T] // nil while nobody wants it
 	all     bool          // what the ring is started for
 	qpn     uint32
+	sample  int // one gathered packet in so many; 0 and 1: all, and everything else
 	streams []*stream[T]
+
+	// The driver's own reader, which has the ring run also without streams.
+	tap                   func(*T)
+	tapEntries, tapSample int
 }
 
 // stream is one reader of a recorder.
@@ -130,26 +135,14 @@ func (r *recorder[T]) open(ctx context.Context, qpn uint32, count, entries int) 
 		s.left = -1
 	}
 	r.mu.Lock()
-	running, enough := r.ring != nil, r.ring != nil && (r.all || qpn != 0 && qpn == r.qpn)
+	running, enough := r.ring != nil, r.ring != nil && r.sample <= 1 && (r.all || qpn != 0 && qpn == r.qpn)
 	all := qpn == 0 || running
+	entries = max(entries, r.tapEntries)
 	r.mu.Unlock()
 	if !enough {
-		if running { // what it has so far goes to those who are there
-			if err := r.stop(ctx); err != nil {
-				return nil, err
-			}
-			r.mu.Lock()
-			r.pump()
-			r.ring = nil
-			r.mu.Unlock()
-		}
-		ring, err := r.start(ctx, entries, all, qpn)
-		if err != nil {
+		if err := r.restart(ctx, entries, all, qpn, 1); err != nil {
 			return nil, err
 		}
-		r.mu.Lock()
-		r.ring, r.all, r.qpn = ring, all, qpn
-		r.mu.Unlock()
 	}
 	r.mu.Lock()
 	r.pump()
@@ -158,12 +151,37 @@ func (r *recorder[T]) open(ctx context.Context, qpn uint32, count, entries int) 
 	return s, nil
 }
 
-// pump hands the ring's records to the streams. The caller holds mu.
-func (r *recorder[T]) pump() {
-	if r.ring == nil {
-		return
+// restart has the ring record something else. What it has so far goes to those who
+// are there. The caller holds ctl.
+func (r *recorder[T]) restart(ctx context.Context, entries int, all bool, qpn uint32, sample int) error {
+	r.mu.Lock()
+	running := r.ring != nil
+	r.mu.Unlock()
+	if running {
+		if err := r.stop(ctx); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		r.pump()
+		r.ring = nil
+		r.mu.Unlock()
 	}
-	took := false
+	ring, err := r.start(ctx, entries, all, qpn, sample)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.ring, r.all, r.qpn, r.sample = ring, all, qpn, sample
+	r.mu.Unlock()
+	return nil
+}
+
+// pump hands the ring's records to the streams, and reports whether there were any.
+// The caller holds mu.
+func (r *recorder[T]) pump() (took bool) {
+	if r.ring == nil {
+		return false
+	}
 	for n := 0; n < 1<<16; n++ { // a card that writes for ever keeps nobody here
 		v, ok := r.ring.next()
 		if !ok {
@@ -175,10 +193,14 @@ func (r *recorder[T]) pump() {
 	if took {
 		r.ring.publish()
 	}
+	return took
 }
 
 // hand gives a record to the streams that want it. The caller holds mu.
 func (r *recorder[T]) hand(v T) {
+	if r.tap != nil {
+		r.tap(&v)
+	}
 	qpn, lost := r.of(&v)
 	before := *lost
 	for _, s := range r.streams {
@@ -204,7 +226,7 @@ func (r *recorder[T]) wants(qpn uint32) bool {
 // close forgets the ring; the device is closed.
 func (r *recorder[T]) close() {
 	r.mu.Lock()
-	r.ring, r.streams = nil, nil
+	r.ring, r.streams, r.tap = nil, nil, nil
 	r.mu.Unlock()
 }
 
@@ -267,19 +289,26 @@ func (s *stream[T]) Close() error {
 		r.streams = slices.Delete(r.streams, i, i+1)
 	}
 	last := len(r.streams) == 0 && r.ring != nil
-	if last {
+	tapped := r.tap != nil
+	if last && !tapped {
 		r.ring = nil
 	}
 	r.mu.Unlock()
 	if !last || r.d.alive() != nil {
 		return nil
 	}
+	if tapped {
+		if r.tapSample <= 1 {
+			return nil
+		}
+		return r.d.fail(op, "", r.restart(ctx, r.tapEntries, true, 0, r.tapSample))
+	}
 	return r.d.fail(op, "", r.stop(ctx))
 }
 
 // startRing gives the card a ring for a SET command, from memory that is kept
 // for the next time.
-func (d *Device) startRing(ctx context.Context, op hw.Command, mem *vfio.Block, size int, entries int, stride uint8, all bool, qpn uint32) error {
+func (d *Device) startRing(ctx context.Context, op hw.Command, mem *vfio.Block, size int, entries int, stride uint8, all bool, qpn uint32, sample int) error {
 	if len(mem.Bytes) < size {
 		if mem.Bytes != nil {
 			d.arena.Free(*mem)
@@ -292,7 +321,7 @@ func (d *Device) startRing(ctx context.Context, op hw.Command, mem *vfio.Block, 
 		*mem = b
 	}
 	clear(mem.Bytes)
-	c := hw.RingContext{IOVA: mem.IOVA, LogEntries: logOf(entries), LogStride: stride, QPN: qpn}
+	c := hw.RingContext{IOVA: mem.IOVA, LogEntries: logOf(entries), LogStride: stride, QPN: qpn, Sample: uint32(sample)}
 	if all {
 		c.All, c.QPN = 1, 0
 	}
@@ -311,12 +340,12 @@ func (d *Device) initRecorders() {
 	var traceMem, captureMem vfio.Block
 	d.trace = recorder[TraceRecord]{
 		d: d, ctl: newCtlLock(), of: func(r *TraceRecord) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetTrace),
-		start: func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[TraceRecord], error) {
+		start: func(ctx context.Context, entries int, all bool, qpn uint32, sample int) (recordRing[TraceRecord], error) {
 			word, err := d.word(hw.DomainTraceCI)
 			if err != nil {
 				return nil, err
 			}
-			if err := d.startRing(ctx, hw.CommandSetTrace, &traceMem, entries*hw.TraceRecordSize, entries, 6, all, qpn); err != nil {
+			if err := d.startRing(ctx, hw.CommandSetTrace, &traceMem, entries*hw.TraceRecordSize, entries, 6, all, qpn, sample); err != nil {
 				return nil, err
 			}
 			q, err := queues.NewTrace(traceMem.Bytes[:entries*hw.TraceRecordSize], word)
@@ -325,12 +354,12 @@ func (d *Device) initRecorders() {
 	}
 	d.capture = recorder[CaptureFrame]{
 		d: d, ctl: newCtlLock(), of: func(r *CaptureFrame) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetCapture),
-		start: func(ctx context.Context, entries int, all bool, qpn uint32) (recordRing[CaptureFrame], error) {
+		start: func(ctx context.Context, entries int, all bool, qpn uint32, sample int) (recordRing[CaptureFrame], error) {
 			word, err := d.word(hw.DomainCaptureCI)
 			if err != nil {
 				return nil, err
 			}
-			if err := d.startRing(ctx, hw.CommandSetCapture, &captureMem, entries<<captureStride, entries, captureStride, all, qpn); err != nil {
+			if err := d.startRing(ctx, hw.CommandSetCapture, &captureMem, entries<<captureStride, entries, captureStride, all, qpn, 0); err != nil {
 				return nil, err
 			}
 			q, err := queues.NewCapture(captureMem.Bytes[:entries<<captureStride], captureStride, word)

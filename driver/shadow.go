@@ -21,6 +21,12 @@ type shadow struct {
 type shadowKey struct {
 	key    gather.Key
 	memory []byte // from key.IOVA on
+
+	// While the card is told of a key that comes or goes, both answers to a lookup
+	// are right.
+	moving bool
+
+	pieces []bundlePiece // in a replay: what is known of the memory
 }
 
 // Entry makes the shadow a gather.KeyTable. The caller holds mu.
@@ -31,11 +37,30 @@ func (s *shadow) Entry(index uint32) (gather.Key, bool) {
 	return gather.Key{}, index < s.limit
 }
 
-// set puts a region in, which has its memory.
+// moves reports whether one of the keys comes or goes. The caller holds mu.
+func (s *shadow) moves(segs []gather.Segment) bool {
+	for i := range segs {
+		if k := s.keys[gather.IndexOf(segs[i].Key)]; k != nil && k.moving {
+			return true
+		}
+	}
+	return false
+}
+
+// move says that a region's key is coming or going, or that it has come.
+func (s *shadow) move(m *MR, moving bool) {
+	s.mu.Lock()
+	if k := s.keys[m.key>>8]; k != nil && k.key.Tag == uint8(m.key) {
+		k.moving = moving
+	}
+	s.mu.Unlock()
+}
+
+// set puts a region in, which has its memory. Its key is coming.
 func (s *shadow) set(m *MR) {
 	e := m.entry()
 	v := hw.KeyEntryValid(e.Valid)
-	k := &shadowKey{memory: m.Bytes(), key: gather.Key{
+	k := &shadowKey{moving: true, memory: m.Bytes(), key: gather.Key{
 		State: v.State(), Type: v.Type(), Tag: v.Tag(), Access: v.Access(), PD: e.PD, Base: e.Base, Length: e.Length, IOVA: e.IOVA,
 	}}
 	s.mu.Lock()
@@ -80,6 +105,12 @@ func (w *walker) Translate(key uint32, who gather.Who, addr uint64, n uint32) (i
 // Read copies the piece that was just translated.
 func (w *walker) Read(iova uint64, dst []byte) error {
 	k := w.at
+	for _, p := range k.pieces {
+		if uint64(p.IOVA) == iova && len(p.Data) == len(dst) {
+			copy(dst, p.Data)
+			return nil
+		}
+	}
 	off := iova - k.key.IOVA
 	if off > uint64(len(k.memory)) || uint64(len(dst)) > uint64(len(k.memory))-off {
 		return errNoMemory

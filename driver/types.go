@@ -120,6 +120,7 @@ const (
 	ReasonFlushed     = hw.ReasonFlushed
 	ReasonBadResponse = hw.ReasonBadResponse
 	ReasonHostGather  = hw.ReasonHostGather
+	ReasonVerify      = hw.ReasonVerify // see VerifyError
 )
 
 // Opcode is the operation of a work request. Send operations number as enum

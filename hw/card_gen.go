@@ -556,6 +556,7 @@ const (
 	ReasonFlushed     Reason = 16 // Not started, the QP was in ERR.
 	ReasonBadResponse Reason = 17 // A response that fits no request.
 	ReasonHostGather  Reason = 18 // The host's gather did not answer.
+	ReasonVerify      Reason = 19 // The card's walk is not the driver's repeated one (rule G21). The driver reports it, no card does.
 )
 
 // Valid reports whether v is a value that the contract defines.
@@ -580,7 +581,8 @@ func (v Reason) Valid() bool {
 		ReasonRNR,
 		ReasonFlushed,
 		ReasonBadResponse,
-		ReasonHostGather:
+		ReasonHostGather,
+		ReasonVerify:
 		return true
 	}
 	return false
@@ -627,6 +629,8 @@ func (v Reason) String() string {
 		return "BAD_RESPONSE"
 	case ReasonHostGather:
 		return "HOST_GATHER"
+	case ReasonVerify:
+		return "VERIFY"
 	}
 	return "Reason(" + strconv.FormatUint(uint64(v), 10) + ")"
 }
@@ -1387,7 +1391,7 @@ type TraceKind uint8
 // The values of TraceKind.
 const (
 	TraceKindWQE      TraceKind = 0 // A WQE was fetched; bytes = message length.
-	TraceKindPacket   TraceKind = 1 // A packet begins; bytes = its payload, cursor as it stands.
+	TraceKindPacket   TraceKind = 1 // A packet begins; bytes = its payload, cursor as it stands. Of a READ response also key = the R_Key and offset (low half), crc (high half) = the virtual address that the request named.
 	TraceKindLookup   TraceKind = 2 // Translation of a segment for this packet: key, offset, bytes of the piece, hit or miss, or reason.
 	TraceKindRead     TraceKind = 3 // Bytes of the piece were read; cursor after it.
 	TraceKindHandover TraceKind = 4 // The whole payload goes to TX Packet Build; flags tell AckReq and last; cursor in normal form; crc of the payload.
@@ -3965,8 +3969,12 @@ type RingContext struct {
 	All        uint8 // 0x0a
 	reserved11 uint8 // 0x0b
 	// QPN: QP to watch. (24 bits; those above are reserved)
-	QPN        uint32    // 0x0c
-	reserved16 [6]uint64 // 0x10
+	QPN uint32 // 0x0c
+	// Sample: Trace: of each so many gathered packets one, chosen at random, is reported, and nothing but
+	// gathered packets and faults; 0 and 1: everything. (16 bits; those above are reserved)
+	Sample     uint32    // 0x10
+	reserved20 uint32    // 0x14
+	reserved24 [5]uint64 // 0x18
 }
 
 // Size of a RingContext and its alignment in memory that the card sees, in bytes.
@@ -3991,8 +3999,12 @@ const (
 	_ = uint(11 - unsafe.Offsetof(RingContext{}.reserved11))
 	_ = uint(unsafe.Offsetof(RingContext{}.QPN) - 12)
 	_ = uint(12 - unsafe.Offsetof(RingContext{}.QPN))
-	_ = uint(unsafe.Offsetof(RingContext{}.reserved16) - 16)
-	_ = uint(16 - unsafe.Offsetof(RingContext{}.reserved16))
+	_ = uint(unsafe.Offsetof(RingContext{}.Sample) - 16)
+	_ = uint(16 - unsafe.Offsetof(RingContext{}.Sample))
+	_ = uint(unsafe.Offsetof(RingContext{}.reserved20) - 20)
+	_ = uint(20 - unsafe.Offsetof(RingContext{}.reserved20))
+	_ = uint(unsafe.Offsetof(RingContext{}.reserved24) - 24)
+	_ = uint(24 - unsafe.Offsetof(RingContext{}.reserved24))
 )
 
 // ViewRingContext overlays a RingContext on the first 64 bytes of b, which stays the owner. It is nil where b is
@@ -4024,7 +4036,9 @@ func (x *RingContext) AsBytes() []byte {
 func (x *RingContext) ReservedZero() bool {
 	return x.reserved11 == 0 &&
 		x.QPN>>24 == 0 &&
-		(x.reserved16 == [6]uint64{})
+		x.Sample>>16 == 0 &&
+		x.reserved20 == 0 &&
+		(x.reserved24 == [5]uint64{})
 }
 
 // TraceRecord (64 bytes, aligned to 64 in memory that the card sees): A step of a walk (rule G22), the

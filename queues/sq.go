@@ -154,6 +154,16 @@ func (q *SQ) Commit() (index, blocks uint32) {
 	return index, blocks
 }
 
+// Copy copies so many blocks of the ring from the absolute block index on: a WQE
+// that the card has not completed.
+func (q *SQ) Copy(index, blocks uint32, dst []byte) []byte {
+	dst = dst[:blocks*hw.WQEBlock]
+	at := int(index&(q.blocks-1)) * hw.WQEBlock
+	n := copy(dst, q.ring[at:])
+	copy(dst[n:], q.ring)
+	return dst
+}
+
 // Ring hands all committed WQEs to the card with one store.
 func (q *SQ) Ring() {
 	q.domain.ring(q.word, q.producer)

@@ -176,7 +176,8 @@ package card_pkg;
     REASON_RNR = 8'd15, // Receiver not ready, retries used up.
     REASON_FLUSHED = 8'd16, // Not started, the QP was in ERR.
     REASON_BAD_RESPONSE = 8'd17, // A response that fits no request.
-    REASON_HOST_GATHER = 8'd18 // The host's gather did not answer.
+    REASON_HOST_GATHER = 8'd18, // The host's gather did not answer.
+    REASON_VERIFY = 8'd19 // The card's walk is not the driver's repeated one (rule G21). The driver reports it, no card does.
   } reason_e;
 
   // QPState: State of a QP, as enum ibv_qp_state numbers them.
@@ -345,7 +346,7 @@ package card_pkg;
   // TraceKind: Kind of a trace record (rule G22), in the order of a walk.
   typedef enum logic [7:0] {
     TRACE_KIND_WQE = 8'd0, // A WQE was fetched; bytes = message length.
-    TRACE_KIND_PACKET = 8'd1, // A packet begins; bytes = its payload, cursor as it stands.
+    TRACE_KIND_PACKET = 8'd1, // A packet begins; bytes = its payload, cursor as it stands. Of a READ response also key = the R_Key and offset (low half), crc (high half) = the virtual address that the request named.
     TRACE_KIND_LOOKUP = 8'd2, // Translation of a segment for this packet: key, offset, bytes of the piece, hit or miss, or reason.
     TRACE_KIND_READ = 8'd3, // Bytes of the piece were read; cursor after it.
     TRACE_KIND_HANDOVER = 8'd4, // The whole payload goes to TX Packet Build; flags tell AckReq and last; cursor in normal form; crc of the payload.
@@ -783,7 +784,9 @@ package card_pkg;
   // RingContext: A trace or capture ring.
   localparam logic [31:0] RING_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
-    logic [383:0] reserved_16; // 0x10
+    logic [319:0] reserved_24; // 0x18
+    logic [31:0] reserved_20; // 0x14
+    logic [31:0] sample; // 0x10 Trace: of each so many gathered packets one, chosen at random, is reported, and nothing but gathered packets and faults; 0 and 1: everything.
     logic [31:0] qpn; // 0x0c QP to watch.
     logic [7:0] reserved_11; // 0x0b
     logic [7:0] all; // 0x0a 1: of all QPs; 0: of qpn only.

@@ -124,3 +124,45 @@ func TestRateIgnored(t *testing.T) {
 	p.run()
 	wantWCs(t, "send queue", p.a.sendCQ, good(0))
 }
+
+// TestTraceSample: with a sample of 16 one packet of each 16 is reported, whole, and
+// not the same one each time; with one of 1 everything is.
+func TestTraceSample(t *testing.T) {
+	k := defaultLink()
+	k.mtu = hw.MTU256
+	p := newTwo(t, k)
+	n := p.pair.a
+	const log = 12
+	iova, ring := n.host.alloc(t, hw.TraceRecordSize<<log)
+	n.must(hw.CommandSetTrace, 0, 0, (&hw.RingContext{IOVA: iova, LogEntries: log, LogStride: 6, All: 1, Sample: 16}).AsBytes())
+	const packets = 1600
+	for range packets / 16 {
+		p.write(p.src.sge(0, 2048), p.src.sge(5000, 2048)) // 16 packets
+		p.run()
+	}
+	kinds := map[hw.TraceKind]int{}
+	places := map[uint32]int{}
+	for _, r := range hw.SliceTraceRecord(ring) {
+		if r.QPN == 0 {
+			break
+		}
+		kinds[r.Kind]++
+		if r.Kind == hw.TraceKindHandover {
+			places[r.Packet]++
+		}
+	}
+	for _, kind := range []hw.TraceKind{hw.TraceKindPacket, hw.TraceKindLookup, hw.TraceKindRead, hw.TraceKindHandover, hw.TraceKindSent} {
+		if kinds[kind] != packets/16 {
+			t.Errorf("%d records %v of %d packets", kinds[kind], kind, packets)
+		}
+	}
+	if kinds[hw.TraceKindWQE] != 0 {
+		t.Errorf("%d WQE records", kinds[hw.TraceKindWQE])
+	}
+	if len(places) < 14 {
+		t.Errorf("only the packets %v of 16 are ever looked at", places)
+	}
+	if r, _ := n.command(hw.CommandSetCapture, 0, 0, (&hw.RingContext{IOVA: iova, LogEntries: 4, LogStride: 12, All: 1, Sample: 2}).AsBytes(), 0); r.status != hw.CommandStatusBadParam {
+		t.Errorf("a capture ring with a sample: %v", r)
+	}
+}

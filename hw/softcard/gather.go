@@ -117,6 +117,7 @@ type outgoing struct {
 	psn    uint32
 	opcode hw.Opcode
 	flags  hw.TraceFlag
+	traced bool // its steps are reported
 }
 
 // gatherPacket assembles the payload of the packet at the cursor in the frame,
@@ -128,6 +129,12 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 	var tr gather.Tracer
 	hosted := c.hostGathers(o, at)
 	again := hosted && q.host.stage != hostIdle // its PACKET record was written
+	if again {
+		traced = traced && q.host.traced
+	} else {
+		traced = traced && c.trc.sampled()
+	}
+	o.traced = traced
 	if traced {
 		w.segs, w.at = o.segs, *at
 		w.rec = hw.TraceRecord{QPN: q.number, WQEIndex: o.index, Packet: o.packet, PSN: o.psn, Opcode: o.opcode, Flags: o.flags}
@@ -136,12 +143,16 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 	if traced && !again {
 		rec := w.rec
 		rec.Kind, rec.Bytes = hw.TraceKindPacket, min(q.mtu, at.Left)
+		if o.op == gather.ReadResponse {
+			rec.Key, rec.Offset, rec.CRC = o.segs[0].Key, uint32(o.segs[0].Addr), uint32(o.segs[0].Addr>>32)
+		}
 		setCursor(&rec, *at)
 		c.trace(&rec)
 	}
 	payload := f.payload(int(q.mtu))
 	asked := hosted && q.host.stage != hostDone
 	if asked && !c.askHost(q, o, at) {
+		q.host.traced = traced
 		return 0, gather.Fault{Reason: reasonAsked}, false
 	}
 	defect := c.defect()
@@ -208,7 +219,7 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 
 // traceSent reports that the packet of the walk left the port.
 func (c *Card) traceSent(q *qp, o *outgoing, bytes int) {
-	if !c.traceWanted(q.number) {
+	if !o.traced {
 		return
 	}
 	c.trace(&hw.TraceRecord{QPN: q.number, WQEIndex: o.index, Packet: o.packet, PSN: o.psn, Opcode: o.opcode, Flags: o.flags,

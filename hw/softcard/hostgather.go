@@ -64,9 +64,10 @@ const (
 
 // hostPacket is the packet that a QP has at the host.
 type hostPacket struct {
-	stage hostStage
-	slot  uint32
-	reply hw.HostGatherReply
+	stage  hostStage
+	slot   uint32
+	traced bool
+	reply  hw.HostGatherReply
 }
 
 func (g *hostGather) on() bool { return g.ctx.RequestIOVA != 0 }

@@ -166,7 +166,7 @@ func (c *Card) load(q *qp) bool {
 	} else {
 		s.cursor, _ = gather.Seek(w.segs, 0)
 	}
-	if c.traceWanted(q.number) {
+	if c.traceAll(q.number) {
 		rec := hw.TraceRecord{QPN: q.number, WQEIndex: op.index, PSN: s.psn, Bytes: op.length, Kind: hw.TraceKindWQE, Opcode: op.opcode}
 		setCursor(&rec, s.cursor)
 		c.trace(&rec)
@@ -285,7 +285,7 @@ func (c *Card) requestRead(q *qp, op *sendOp, f *frame) turn {
 		return turnNone
 	}
 	c.gateTake(q, size)
-	o := outgoing{index: op.index, psn: s.psn, opcode: op.opcode, flags: c.sendFlags(q, op, true, h.AckReq)}
+	o := outgoing{index: op.index, psn: s.psn, opcode: op.opcode, flags: c.sendFlags(q, op, true, h.AckReq), traced: c.traceAll(q.number)}
 	if op.state == opFetched {
 		s.reads++
 	}

@@ -1,6 +1,10 @@
 package softcard
 
-import "rnic/hw"
+import (
+	"math/rand/v2"
+
+	"rnic/hw"
+)
 
 // ring is a trace or a capture ring. The client's consumer index is in the
 // domain page.
@@ -9,6 +13,26 @@ type ring struct {
 	producer uint32
 	consumer uint32
 	lost     uint32 // since the record before
+
+	// Sampling: the packet of this block that is reported, and how many of the
+	// block have been.
+	random          rand.PCG
+	choice, counted uint32
+}
+
+// sampled decides whether a gathered packet is reported: one, at random, in each
+// block of so many. A fixed one would see the same packet of each message.
+func (q *ring) sampled() bool {
+	n := q.ctx.Sample
+	if n <= 1 {
+		return true
+	}
+	if q.counted == 0 {
+		q.choice = uint32(q.random.Uint64() % uint64(n))
+	}
+	hit := q.counted == q.choice
+	q.counted = (q.counted + 1) % n
+	return hit
 }
 
 // wants says whether the ring watches a QP.
@@ -43,10 +67,11 @@ func (c *Card) setRing(cmd *command, q *ring, minStride, maxStride uint8) result
 		return param(hw.CommandSyndromeRingSize)
 	case x.IOVA%4096 != 0 || wraps(x.IOVA, uint64(1)<<(x.LogEntries+x.LogStride)):
 		return param(hw.CommandSyndromeRingAlign)
-	case x.All > 1:
+	case x.All > 1, x.Sample != 0 && q != &c.trc:
 		return param(hw.CommandSyndromeNone)
 	}
 	*q = ring{ctx: x}
+	q.random.Seed(c.cfg.Seed, uint64(c.now()))
 	return ok
 }
 
@@ -65,6 +90,9 @@ func (c *Card) clearWord(r result, off uint32) {
 
 // traceWanted says whether steps of a QP are to be traced (rule G22).
 func (c *Card) traceWanted(qpn uint32) bool { return c.trc.wants(qpn) }
+
+// traceAll is traceWanted of steps that are no gathered packet's.
+func (c *Card) traceAll(qpn uint32) bool { return c.trc.wants(qpn) && c.trc.ctx.Sample <= 1 }
 
 // trace writes a step of a walk to the trace ring. Time, lost and owner are set
 // here. It never waits: what does not fit is counted.
