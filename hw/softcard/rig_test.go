@@ -483,8 +483,11 @@ func (p *pair) run() {
 	for range 100_000 {
 		worked := false
 		for i, n := range []*node{p.a, p.b} {
-			for n.card.Step(p.now, 64) {
+			for steps := 0; n.card.Step(p.now, 64); steps++ {
 				worked = true
+				if steps == 100_000 {
+					p.tb.Fatal("a card does not come to rest")
+				}
 			}
 			p.tap(i, n)
 		}
