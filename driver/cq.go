@@ -188,12 +188,20 @@ func (c *CQ) poll(wc []WC) (n int) {
 		return 0
 	}
 	took := false
+	compared := 0 // completions, from here on, whose packets were compared
 	for n < len(wc) {
 		e := q.Peek()
 		if e == nil {
 			break
 		}
 		took = true
+		if verify != nil {
+			if compared == 0 {
+				compared = q.Ready(len(wc))
+				verify.catchUp() // with all that the card reported before it wrote these
+			}
+			compared--
+		}
 		if qp == nil || qp.n != e.QPN {
 			if qp != nil {
 				qp.release(c)
@@ -202,9 +210,6 @@ func (c *CQ) poll(wc []WC) (n int) {
 				q.Pop() // of a queue pair that was closed
 				continue
 			}
-		}
-		if verify != nil {
-			verify.catchUp()
 		}
 		if qp.complete(c, e, &wc[n]) {
 			if verify != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // hosted makes a connected pair of which the host gathers for a.
-func hosted(t *testing.T, init driver.QPInit, query string, opts ...driver.Option) (a, b *side) {
+func hosted(t testing.TB, init driver.QPInit, query string, opts ...driver.Option) (a, b *side) {
 	t.Helper()
 	w := wires.Add(1)
 	a = newSide(t, fmt.Sprintf("soft:ha%d?wire=h%d%s", w, w, query), 256, init, opts...)

@@ -89,6 +89,7 @@ type recorder[T any] struct {
 	d     *Device
 	start func(ctx context.Context, entries int, all bool, qpn uint32, sample int) (recordRing[T], error) // starts the ring anew
 	stop  func(ctx context.Context) error
+	fill  func(r *T)                            // what only readers want; may be nil
 	of    func(r *T) (qpn uint32, lost *uint32) // the record's QP and count of lost ones
 
 	ctl ctlLock // for start and stop
@@ -200,6 +201,9 @@ func (r *recorder[T]) pump() (took bool) {
 func (r *recorder[T]) hand(v T) {
 	if r.tap != nil {
 		r.tap(&v)
+	}
+	if r.fill != nil && len(r.streams) > 0 {
+		r.fill(&v)
 	}
 	qpn, lost := r.of(&v)
 	before := *lost
@@ -339,7 +343,7 @@ func (d *Device) stopRing(op hw.Command) func(context.Context) error {
 func (d *Device) initRecorders() {
 	var traceMem, captureMem vfio.Block
 	d.trace = recorder[TraceRecord]{
-		d: d, ctl: newCtlLock(), of: func(r *TraceRecord) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetTrace),
+		d: d, ctl: newCtlLock(), fill: d.fillWRID, of: func(r *TraceRecord) (uint32, *uint32) { return r.QPN, &r.Lost }, stop: d.stopRing(hw.CommandSetTrace),
 		start: func(ctx context.Context, entries int, all bool, qpn uint32, sample int) (recordRing[TraceRecord], error) {
 			word, err := d.word(hw.DomainTraceCI)
 			if err != nil {
@@ -391,7 +395,7 @@ func (d *Device) insertSteps(qpn, index, packet uint32, steps []TraceRecord) {
 		return // it did not fit, or the ring was started in between
 	}
 	for _, s := range steps {
-		s.Time, s.QPN, s.WQEIndex, s.WRID, s.HasWRID = p.Time, qpn, index, p.WRID, p.HasWRID
+		s.Time, s.QPN, s.WQEIndex = p.Time, qpn, index
 		s.Opcode, s.Flags, s.Packet, s.PSN = p.Opcode, p.Flags, packet, p.PSN
 		r.hand(s)
 	}
@@ -409,13 +413,17 @@ func (t *traceRing) next() (r TraceRecord, ok bool) {
 		Segment: int(h.Segment), Offset: h.Offset, Bytes: h.Bytes, Key: h.Key, Lookup: h.Lookup, Reason: h.Reason, CRC: h.CRC, Lost: h.Lost,
 	}
 	r.Cursor.Segment, r.Cursor.Offset, r.Cursor.Left = int(h.CursorSegment), h.CursorOffset, h.CursorLeft
-	if r.Flags&hw.TraceFlagResponse == 0 {
-		r.WRID, r.HasWRID = t.d.wrid(r.QPN, r.WQEIndex)
-	}
 	if r.Kind == hw.TraceKindPacket && t.d.host.Load() != nil {
 		t.packets[r.QPN] = r
 	}
 	return r, true
+}
+
+// fillWRID adds the ID of the work request to a record of a requester.
+func (d *Device) fillWRID(r *TraceRecord) {
+	if r.Flags&hw.TraceFlagResponse == 0 {
+		r.WRID, r.HasWRID = d.wrid(r.QPN, r.WQEIndex)
+	}
 }
 
 // wrid is the ID of the send work request at that index of a queue pair, while

@@ -102,6 +102,10 @@ type tracedPacket struct {
 // packet takes 4 to 130.
 const verifyEntries = 1 << 16
 
+// pumpEvery is how often the trace ring is looked at while it fills. Whoever polls
+// looks as well.
+const pumpEvery = time.Millisecond
+
 // startVerify begins to verify.
 func (d *Device) startVerify(ctx context.Context, mode VerifyMode, dir string) error {
 	if d.attr.Capabilities&hw.CapabilityTrace == 0 {
@@ -152,7 +156,7 @@ func (v *verifier) run() {
 	defer d.wg.Done()
 	t := time.NewTimer(0)
 	defer t.Stop()
-	for wait := time.Duration(0); ; {
+	for wait := pumpEvery; ; {
 		select {
 		case <-d.stop:
 			return
@@ -172,8 +176,8 @@ func (v *verifier) run() {
 		d.trace.mu.Lock()
 		took := d.trace.pump()
 		d.trace.mu.Unlock()
-		if wait = min(2*wait+20*time.Microsecond, 5*time.Millisecond); took {
-			wait = 0
+		if wait = min(2*wait, 8*pumpEvery); took {
+			wait = pumpEvery
 		}
 		t.Reset(wait)
 	}
@@ -298,6 +302,7 @@ func (v *verifier) inputs(q *QP, p *tracedPacket, malformed bool) bool {
 
 // report freezes the queue pair of a packet that differs.
 func (v *verifier) report(q *QP, p *tracedPacket, end *TraceRecord) {
+	v.d.fillWRID(end)
 	e := &VerifyError{
 		QPN: q.n, WRID: end.WRID, HasWRID: end.HasWRID, WQEIndex: end.WQEIndex, Packet: end.Packet, Opcode: v.e.opcode, Response: v.e.response,
 		Differences: append([]Difference(nil), v.x.diffs...),

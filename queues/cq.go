@@ -51,6 +51,14 @@ func (q *CQ) at(n uint32) *hw.CQE {
 // Peek is the oldest CQE that is there, or nil. It is the caller's until Pop.
 func (q *CQ) Peek() *hw.CQE { return q.at(q.consumer) }
 
+// Ready is how many CQEs are there, at most so many.
+func (q *CQ) Ready(most int) (n int) {
+	for n < min(most, len(q.ring)) && q.at(q.consumer+uint32(n)) != nil {
+		n++
+	}
+	return n
+}
+
 // Pop takes the CQE that Peek gave. Publish tells the card.
 func (q *CQ) Pop() { q.consumer++ }
 

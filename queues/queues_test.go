@@ -124,6 +124,9 @@ func TestCQPhase(t *testing.T) {
 			card(ring, n, entries, func(e []byte) { e[0], e[4], e[18] = byte(n), 0x40, 5 })
 			produced++
 		}
+		if n := q.Ready(100); n != int(batch) || q.Ready(2) != min(n, 2) {
+			t.Fatalf("%d are ready, want %d", n, batch)
+		}
 		for q.Peek() != nil {
 			e := q.Peek()
 			if e.QPN != consumed&0xff || e.WQEIndex != 0x40 || e.Status != hw.StatusWRFlushErr {
