@@ -50,7 +50,7 @@ var suites = []suite{
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
 	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^TestProcesses_", "./..."), limit: 15 * time.Minute},
-	{name: "mutants", command: []string{"go", "run", "./test/mutants"}, limit: 10 * time.Minute},
+	{name: "mutants", command: []string{"go", "run", "./test/mutants", "-gate"}, limit: 10 * time.Minute},
 }
 
 // test is go test without its cache: a line of the gate says what was run now.
