@@ -27,8 +27,8 @@ type verb struct {
 
 // local are the methods that answer from what the program has: they do not
 // reach for the card, alive or not.
-const local = `Device.Addr Device.Attr Device.Done Device.Gather Device.Port Device.StatusPath PD.Device PD.Number MR.Addr MR.Bytes MR.LKey MR.Len
-	MR.RKey MR.Remote MR.SGE CQ.Entries CQ.FD CQ.Number QP.Caps QP.Endpoint QP.Number`
+const local = `Device.Addr Device.Attr Device.Done Device.Gather Device.Port Device.StatusPath Device.Verification PD.Device PD.Number MR.Addr MR.Bytes MR.LKey MR.Len
+	MR.RKey MR.Remote MR.SGE CQ.Entries CQ.FD CQ.Number QP.Caps QP.Endpoint QP.Number QP.VerifyError`
 
 // notBuilt are the methods that are ErrNotSupported on any card.
 const notBuilt = "PD.AllocMW PD.CreateAH PD.CreateSRQ"
