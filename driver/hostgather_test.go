@@ -31,9 +31,9 @@ func counter(t *testing.T, d *driver.Device, name string) uint64 {
 	return v.Value
 }
 
-// TestHostGather: messages of many segments arrive whole, whoever asked for the host
+// TestG21_HostGather: messages of many segments arrive whole, whoever asked for the host
 // to gather, and the card counts no gather from several segments as its own.
-func TestHostGather(t *testing.T) {
+func TestG21_HostGather(t *testing.T) {
 	for name, c := range map[string]struct {
 		query string
 		opts  []driver.Option
@@ -90,9 +90,9 @@ func TestHostGather(t *testing.T) {
 	}
 }
 
-// TestHostGatherFaults: this driver's checks of keys end up in the completion as the
+// TestG21_HostGatherFaults: this driver's checks of keys end up in the completion as the
 // card's do.
-func TestHostGatherFaults(t *testing.T) {
+func TestG21_HostGatherFaults(t *testing.T) {
 	type fault struct {
 		name string
 		sge  func(s *side, other *driver.MR) driver.SGE
@@ -146,9 +146,9 @@ func TestHostGatherFaults(t *testing.T) {
 	}
 }
 
-// TestHostGatherDereg: regions come and go while others are gathered; what was
+// TestG21_HostGatherDereg: regions come and go while others are gathered; what was
 // deregistered is gathered no more.
-func TestHostGatherDereg(t *testing.T) {
+func TestG21_HostGatherDereg(t *testing.T) {
 	a, b := hosted(t, smallQP, "", driver.WithGather(driver.Host))
 	ctx := testCtx(t)
 	var wg sync.WaitGroup
@@ -190,7 +190,7 @@ func TestHostGatherDereg(t *testing.T) {
 	if err := m.Dereg(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.qp.PostSend(&driver.SendWR{WRID: 1, Opcode: driver.Write, SGEs: []driver.SGE{sge}, Remote: b.mr.Remote()}); err != nil {
+	if err := a.qp.PostSend(&driver.SendWR{WRID: 1, Opcode: driver.Write, Flags: driver.Signaled, SGEs: []driver.SGE{sge}, Remote: b.mr.Remote()}); err != nil {
 		t.Fatal(err)
 	}
 	if wc := wait(t, a.cq, 1)[0]; wc.Reason != driver.ReasonKeyIndex {
@@ -198,9 +198,9 @@ func TestHostGatherDereg(t *testing.T) {
 	}
 }
 
-// TestHostGatherTrace: the trace has the steps that the host took, between the
+// TestG21_HostGatherTrace: the trace has the steps that the host took, between the
 // card's own.
-func TestHostGatherTrace(t *testing.T) {
+func TestG21_HostGatherTrace(t *testing.T) {
 	steps := func(opts ...driver.Option) string {
 		a, b := hosted(t, smallQP, "", opts...)
 		ctx := testCtx(t)

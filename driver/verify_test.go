@@ -96,9 +96,9 @@ func wantFrozen(t *testing.T, a *side, name string) *driver.VerifyError {
 	}
 }
 
-// TestVerifyAlways: each defect of the card's walk is found in the first packet that
+// TestG21_VerifyAlways: each defect of the card's walk is found in the first packet that
 // has it, and the completion of its work request says so.
-func TestVerifyAlways(t *testing.T) {
+func TestG21_VerifyAlways(t *testing.T) {
 	for _, f := range walkFaults {
 		a, b := verified(t, driver.Always)
 		for i := range uint64(3) {
@@ -135,9 +135,9 @@ func TestVerifyAlways(t *testing.T) {
 	}
 }
 
-// TestVerifySample: one packet in 16 is enough to find each defect within 200 packets
+// TestG21_VerifySample: one packet in 16 is enough to find each defect within 200 packets
 // that have it.
-func TestVerifySample(t *testing.T) {
+func TestG21_VerifySample(t *testing.T) {
 	for _, f := range walkFaults {
 		a, b := verified(t, driver.Sample(16))
 		a.spoil(t, f)
@@ -182,9 +182,9 @@ func (s *side) spoil(t *testing.T, f hw.WalkFault) {
 	}
 }
 
-// TestVerifyStaleCache: a key that the card's cache still has after it was
+// TestG21_VerifyStaleCache: a key that the card's cache still has after it was
 // deregistered.
-func TestVerifyStaleCache(t *testing.T) {
+func TestG21_VerifyStaleCache(t *testing.T) {
 	a, b := verified(t, driver.Always)
 	ctx := testCtx(t)
 	m, err := a.pd.AllocMR(ctx, 8192, 0)
@@ -215,8 +215,8 @@ func TestVerifyStaleCache(t *testing.T) {
 	}
 }
 
-// TestVerifyReadResponse: the responder's packets are verified, too.
-func TestVerifyReadResponse(t *testing.T) {
+// TestG21_VerifyReadResponse: the responder's packets are verified, too.
+func TestG21_VerifyReadResponse(t *testing.T) {
 	for _, f := range []hw.WalkFault{hw.WalkFaultNone, hw.WalkFaultPayloadFlipped, hw.WalkFaultCursorOffByOne} {
 		a, b := verified(t, driver.Always)
 		a.spoil(t, f)
@@ -242,9 +242,9 @@ func TestVerifyReadResponse(t *testing.T) {
 	}
 }
 
-// TestVerifyNoFalseAlarm: correct packets of all operations, inline ones, faulty
+// TestG21_VerifyNoFalseAlarm: correct packets of all operations, inline ones, faulty
 // requests, and keys that come and go meanwhile.
-func TestVerifyNoFalseAlarm(t *testing.T) {
+func TestG21_VerifyNoFalseAlarm(t *testing.T) {
 	for name, opts := range map[string][]driver.Option{"card": nil, "host": {driver.WithGather(driver.Host)}} {
 		a, b := verified(t, driver.Always, opts...)
 		ctx := testCtx(t)
@@ -339,4 +339,45 @@ func FuzzBundle(f *testing.F) {
 		}
 		b.Replay()
 	})
+}
+
+// TestG21_VerifyDeregRace: a region goes while packets of it are gathered. Whether the
+// card still had its key or not, both are right.
+func TestG21_VerifyDeregRace(t *testing.T) {
+	a, b := verified(t, driver.Always)
+	ctx := testCtx(t)
+	refused := 0
+	for i := range uint64(150) {
+		m, err := a.pd.AllocMR(ctx, 16384, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.qp.PostSend(&driver.SendWR{WRID: i, Opcode: driver.Write, Flags: driver.Signaled, Remote: b.mr.Remote(), SGEs: []driver.SGE{m.SGE(0, 8000), m.SGE(8000, 8000)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Dereg(ctx); err != nil {
+			t.Fatal(err)
+		}
+		wc := wait(t, a.cq, 1)[0]
+		switch {
+		case wc.Err() == nil:
+		case wc.Reason == driver.ReasonKeyIndex:
+			refused++
+			for _, s := range []*side{a, b} { // in ERR: from the beginning
+				if err := s.qp.Modify(ctx, driver.QPAttr{State: driver.StateReset}, driver.AttrState); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.qp.Modify(ctx, driver.QPAttr{State: driver.StateInit, Access: driver.RemoteWrite}, driver.AttrState|driver.AttrAccess|driver.AttrPKeyIndex); err != nil {
+					t.Fatal(err)
+				}
+			}
+			connect(t, a.qp, b.qp)
+		default:
+			t.Fatal(wc.Err())
+		}
+	}
+	if s := a.d.Verification(); s.Mismatches != 0 {
+		t.Errorf("%+v after %d refusals: %v", s, refused, a.qp.VerifyError())
+	}
+	t.Logf("%d of 150 came too late for the card; %+v", refused, a.d.Verification())
 }

@@ -136,9 +136,9 @@ func newHosted(t testing.TB, log uint8) (*two, *tGather) {
 	return p, p.pair.a.hostGather(log, p.src)
 }
 
-// TestHostGather_SameFrames: whoever gathers, the same frames and completions, and
+// TestG21_HostGatherSameFrames: whoever gathers, the same frames and completions, and
 // the card's own count of gathers from several segments is 0.
-func TestHostGather_SameFrames(t *testing.T) {
+func TestG21_HostGatherSameFrames(t *testing.T) {
 	run := func(host bool) (frames map[string][][]byte, wcs []wc, card *Card, s hw.QPStats) {
 		k := defaultLink()
 		k.mtu, k.timeout = hw.MTU1024, 0
@@ -201,9 +201,9 @@ func TestHostGather_SameFrames(t *testing.T) {
 	}
 }
 
-// TestHostGather_Hostile: an answer that cannot be fails the request, and nothing
+// TestG21_HostGatherHostile: an answer that cannot be fails the request, and nothing
 // of it is sent.
-func TestHostGather_Hostile(t *testing.T) {
+func TestG21_HostGatherHostile(t *testing.T) {
 	for name, spoil := range map[string]func(*hw.HostGatherReply){
 		"short":           func(r *hw.HostGatherReply) { r.Bytes-- },
 		"long":            func(r *hw.HostGatherReply) { r.Bytes = 1 << 31 },
@@ -234,9 +234,9 @@ func TestHostGather_Hostile(t *testing.T) {
 	}
 }
 
-// TestHostGather_BadIndex: a producer index beyond what was asked, and an entry of
+// TestG21_HostGatherBadIndex: a producer index beyond what was asked, and an entry of
 // the turn before, end the rings and those who wait; new rings begin anew.
-func TestHostGather_BadIndex(t *testing.T) {
+func TestG21_HostGatherBadIndex(t *testing.T) {
 	for name, f := range map[string]func(*tGather){
 		"beyond":    func(g *tGather) { g.n.ring(hw.DomainGatherReplyPI, 2) },
 		"behind":    func(g *tGather) { g.n.ring(hw.DomainGatherReplyPI, ^uint32(0)) },
@@ -260,10 +260,10 @@ func TestHostGather_BadIndex(t *testing.T) {
 	}
 }
 
-// TestHostGather_LateAnswer: without an answer the request fails in the card's
+// TestG21_HostGatherLateAnswer: without an answer the request fails in the card's
 // completion time-out. What the host writes later goes into no frame, and its
 // staging slot is not used again before its answer is there.
-func TestHostGather_LateAnswer(t *testing.T) {
+func TestG21_HostGatherLateAnswer(t *testing.T) {
 	p, g := newHosted(t, 1) // two slots
 	g.spoil = func(*hw.HostGatherReply) bool { return true }
 	index := p.write(p.src.sge(0, 100), p.src.sge(300, 100))
@@ -305,9 +305,9 @@ func TestHostGather_LateAnswer(t *testing.T) {
 	}
 }
 
-// TestHostGather_NoEngine: a card without an engine refuses what it is not told how
+// TestG21_HostGatherNoEngine: a card without an engine refuses what it is not told how
 // to gather, and sends what needs no gather.
-func TestHostGather_NoEngine(t *testing.T) {
+func TestG21_HostGatherNoEngine(t *testing.T) {
 	p, _ := newHosted(t, 3)
 	p.pair.a.card.cfg.Engine = hw.EngineNone
 	var off hw.HostGatherContext
@@ -318,8 +318,8 @@ func TestHostGather_NoEngine(t *testing.T) {
 	wantWCs(t, "send queue", p.a.sendCQ, good(first), wc{index: second, status: hw.StatusLocQPOpErr, reason: hw.ReasonHostGather, seg: hw.NoSegment})
 }
 
-// TestHostGather_MoreQPsThanSlots: those that find no slot wait for one.
-func TestHostGather_MoreQPsThanSlots(t *testing.T) {
+// TestG21_HostGatherMoreQPsThanSlots: those that find no slot wait for one.
+func TestG21_HostGatherMoreQPsThanSlots(t *testing.T) {
 	p, g := newHosted(t, 1)
 	var qps []*tQP
 	for i := range uint32(9) {
@@ -343,9 +343,9 @@ func TestHostGather_MoreQPsThanSlots(t *testing.T) {
 	}
 }
 
-// TestHostGather_G15: the gate comes before the request: while a QP is held the
+// TestG15_HostGather: the gate comes before the request: while a QP is held the
 // host is asked nothing, and nothing was taken for what it sends later.
-func TestHostGather_G15(t *testing.T) {
+func TestG15_HostGather(t *testing.T) {
 	p, g := newHosted(t, 3)
 	p.pair.a.limit(p.a, 3, 100_000, 4300)
 	index := p.write(p.src.sge(0, 1500), p.src.sge(2000, 6500))
@@ -371,9 +371,9 @@ func TestHostGather_G15(t *testing.T) {
 	}
 }
 
-// TestHostGather_GivenUp: what a QP no longer wants frees its slot when the answer
+// TestG21_HostGatherGivenUp: what a QP no longer wants frees its slot when the answer
 // is there: a QP in ERR, in RESET, destroyed, and one that sends again.
-func TestHostGather_GivenUp(t *testing.T) {
+func TestG21_HostGatherGivenUp(t *testing.T) {
 	for name, f := range map[string]func(p *two){
 		"ERR":       func(p *two) { p.a.modify(hw.QPAttrState, hw.QPContext{State: hw.QPStateErr}) },
 		"RESET":     func(p *two) { p.a.modify(hw.QPAttrState, hw.QPContext{State: hw.QPStateReset}) },
