@@ -381,3 +381,42 @@ func TestG21_VerifyDeregRace(t *testing.T) {
 	}
 	t.Logf("%d of 150 came too late for the card; %+v", refused, a.d.Verification())
 }
+
+// TestG21_VerifyFaults: faults that are right are no mismatch: a list that is too
+// long in bytes, refused before its first packet, and memory that refuses a read in
+// the midst of one.
+func TestG21_VerifyFaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		sges   func(a *side) []driver.SGE
+		before func(g *driver.Debug) error
+		want   driver.Reason
+	}{
+		"length": {
+			func(a *side) []driver.SGE {
+				return []driver.SGE{a.mr.SGE(0, 10), {Addr: 1, Length: 1 << 31, LKey: 7}}
+			}, func(*driver.Debug) error { return nil }, driver.ReasonLength,
+		},
+		"memory": {
+			func(a *side) []driver.SGE { return []driver.SGE{a.mr.SGE(0, 5000), a.mr.SGE(9000, 700)} },
+			func(g *driver.Debug) error { return g.FailDMARead(3) }, driver.ReasonDMARead,
+		},
+	} {
+		a, b := verified(t, driver.Always)
+		g, err := a.d.Debug()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.before(g), g.AwaitQuiescent(testCtx(t))); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.qp.PostSend(&driver.SendWR{WRID: 3, Opcode: driver.Write, SGEs: c.sges(a), Remote: b.mr.Remote()}); err != nil {
+			t.Fatal(err)
+		}
+		if wc := wait(t, a.cq, 1)[0]; wc.Reason != c.want || wc.FaultSegment != 1 {
+			t.Errorf("%s: %v", name, wc.Err())
+		}
+		if s := a.d.Verification(); s.Mismatches != 0 || s.Skipped != 0 || s.Packets == 0 {
+			t.Errorf("%s: %+v, %v", name, s, a.qp.VerifyError())
+		}
+	}
+}
