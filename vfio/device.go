@@ -98,7 +98,7 @@ type DeviceInfo struct {
 // vfio_region_sparse_mmap_area). Offset and Size are in bytes and whole pages.
 type Area struct{ Offset, Size uint64 }
 
-// RegionInfo describes a region. Size 0 means that it is not implemented.
+// RegionInfo describes a region. Size 0 means that the function has none.
 type RegionInfo struct {
 	Index int
 	Size  uint64 // bytes
@@ -155,7 +155,7 @@ type Device interface {
 	Info() DeviceInfo
 
 	// Region describes region i. An index that the device does not have is
-	// ErrNotFound; a region that is not implemented has size 0.
+	// ErrNotFound; a region that the function lacks has size 0.
 	Region(i int) (RegionInfo, error)
 	// ReadRegion reads len(p) bytes at off of region i, all or error.
 	ReadRegion(i int, off uint64, p []byte) error
