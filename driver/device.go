@@ -39,6 +39,7 @@ type Device struct {
 	events                *eventQueue
 	trace                 recorder[TraceRecord]
 	capture               recorder[CaptureFrame]
+	dmaLog                recorder[DMARecord]
 	status                *statusServer
 	host                  atomic.Pointer[hostGather] // nil: the card gathers
 	shadow                shadow
@@ -393,6 +394,7 @@ func (d *Device) close() {
 	}
 	d.trace.close()
 	d.capture.close()
+	d.dmaLog.close()
 	for _, a := range []*vfio.Arena{d.regions, d.arena} {
 		if a != nil {
 			if err := a.Close(); err != nil {

@@ -31,6 +31,9 @@ type MR struct {
 
 	ctl   ctlLock
 	stage mrStage // under ctl
+	// DMA accesses of the card when it answered the region's fence; 0 before, and
+	// on a card that does not tell.
+	fencedAt atomic.Uint64
 }
 
 // mrStage is how far Dereg has come.
@@ -315,11 +318,13 @@ func (m *MR) Dereg(ctx context.Context) error {
 		m.stage = mrRevoked
 	}
 	if goneErr == nil && m.stage == mrRevoked {
-		goneErr = d.command(ctx, hw.CommandFenceKey, m.key>>8, 0, nil, nil)
+		var r hw.CommandReply
+		r, goneErr = d.cmd.do(ctx, hw.CommandFenceKey, m.key>>8, 0, nil, nil)
 		if goneErr != nil && !isGone(goneErr) {
 			return d.fail(op, m.name(), goneErr)
 		}
 		m.stage = mrFenced
+		m.fencedAt.Store(r.Value)
 	}
 	if err := m.unmap(); err != nil {
 		return d.fail(op, m.name(), err)

@@ -370,11 +370,12 @@ func (d *Device) initRecorders() {
 			return &captureRing{q}, err
 		},
 	}
+	d.initDMALog()
 }
 
 type traceRing struct {
 	d *Device
-	q *queues.Trace
+	q *queues.Records[hw.TraceRecord]
 
 	packets map[uint32]TraceRecord // the last PACKET of each queue pair, where the host gathers
 }

@@ -78,6 +78,8 @@ const (
 	// DomainGatherReplyPI: Domain page, 32 bits: producer index of the host-gather reply ring, stored by
 	// the driver.
 	DomainGatherReplyPI = 256
+	// DomainDMALogCI: Domain page, 32 bits: consumer index of the DMA log, stored by the driver.
+	DomainDMALogCI = 320
 	// CQDoorbellCI: From a CQ's doorbell offset, 32 bits: consumer index (absolute count of CQEs taken).
 	CQDoorbellCI = 0
 	// CQDoorbellArm: From a CQ's doorbell offset, 32 bits: the arm word (struct CQArm).
@@ -894,7 +896,7 @@ const (
 	CommandQuerySRQ      Command = 67  // object = SRQN, out = SRQContext.
 	CommandWriteKey      Command = 80  // object = key index, in = KeyEntry.
 	CommandReadKey       Command = 81  // object = key index, out = KeyEntry.
-	CommandFenceKey      Command = 82  // object = key index. Answered when no cache holds the key, no fill of it is under way and no DMA that used it is in flight (rule G11).
+	CommandFenceKey      Command = 82  // object = key index. Answered when no cache holds the key, no fill of it is under way and no DMA that used it is in flight (rule G11); value of the reply = DMA_SEQUENCE then, with capability DEBUG: no access that is numbered higher used the key.
 	CommandReadKeyCache  Command = 83  // object = line (set × ways + way), out = KeyCacheLine.
 	CommandSetRate       Command = 96  // object = rate-limit entry, in = RateLimit.
 	CommandQueryRate     Command = 97  // object = rate-limit entry, out = RateLimit.
@@ -903,6 +905,7 @@ const (
 	CommandSetTrace      Command = 128 // in = RingContext of TraceRecords; log_entries 0 with iova 0 stops it.
 	CommandSetCapture    Command = 129 // in = RingContext of capture slots; iova 0 stops it.
 	CommandSetHostGather Command = 130 // in = HostGatherContext; iova 0 gives gathering back to the card's engine.
+	CommandSetDMALog     Command = 131 // in = RingContext of DMARecords, all = 1; iova 0 stops it. With capability DEBUG.
 	CommandList          Command = 144 // object = kind (ListKind), modifier = first number, out = u32 numbers in use, ascending; value[0] of the reply = how many.
 )
 
@@ -936,6 +939,7 @@ func (v Command) Valid() bool {
 		CommandSetTrace,
 		CommandSetCapture,
 		CommandSetHostGather,
+		CommandSetDMALog,
 		CommandList:
 		return true
 	}
@@ -997,6 +1001,8 @@ func (v Command) String() string {
 		return "SET_CAPTURE"
 	case CommandSetHostGather:
 		return "SET_HOST_GATHER"
+	case CommandSetDMALog:
+		return "SET_DMA_LOG"
 	case CommandList:
 		return "LIST"
 	}
@@ -1542,6 +1548,37 @@ func (v Direction) String() string {
 		return "RX"
 	}
 	return "Direction(" + strconv.FormatUint(uint64(v), 10) + ")"
+}
+
+// DMADirection: Direction of a DMA access.
+type DMADirection uint8
+
+// The values of DMADirection.
+const (
+	DMADirectionRead  DMADirection = 0 // The card read host memory.
+	DMADirectionWrite DMADirection = 1 // The card wrote host memory.
+)
+
+// Valid reports whether v is a value that the contract defines.
+func (v DMADirection) Valid() bool {
+	switch v {
+	case
+		DMADirectionRead,
+		DMADirectionWrite:
+		return true
+	}
+	return false
+}
+
+// String gives the contract's name of v, or DMADirection(N) for an undefined value.
+func (v DMADirection) String() string {
+	switch v {
+	case DMADirectionRead:
+		return "READ"
+	case DMADirectionWrite:
+		return "WRITE"
+	}
+	return "DMADirection(" + strconv.FormatUint(uint64(v), 10) + ")"
 }
 
 // CaptureFlag: Flags of a captured frame, bit numbers.
@@ -3955,7 +3992,8 @@ func (x *PortContext) ReservedZero() bool {
 		(x.reserved320 == [48]uint32{})
 }
 
-// RingContext (64 bytes, aligned to 64 in memory that the card sees): A trace or capture ring.
+// RingContext (64 bytes, aligned to 64 in memory that the card sees): A trace or capture ring, or a
+// DMA log.
 type RingContext struct {
 	_ structs.HostLayout
 
@@ -3963,7 +4001,7 @@ type RingContext struct {
 	IOVA uint64 // 0x00
 	// LogEntries: log2 of the entries.
 	LogEntries uint8 // 0x08
-	// LogStride: log2 of bytes an entry: 6 for trace, 7 to 14 for capture.
+	// LogStride: log2 of bytes an entry: 6 for trace and DMA log, 7 to 14 for capture.
 	LogStride uint8 // 0x09
 	// All: 1: of all QPs; 0: of qpn only.
 	All        uint8 // 0x0a
@@ -4327,6 +4365,129 @@ func (x *CaptureRecord) Phase() bool { return CaptureRecordOwner(x.Owner).Phase(
 
 // SetPhase sets bits [0:0] of x.Owner and keeps the others; what does not fit in v is dropped.
 func (x *CaptureRecord) SetPhase(v bool) { x.Owner = uint32(CaptureRecordOwner(x.Owner).WithPhase(v)) }
+
+// DMARecord (64 bytes, aligned to 64 in memory that the card sees): A DMA access of the card, the
+// owner word last. Accesses to the log itself are neither numbered nor reported.
+type DMARecord struct {
+	_ structs.HostLayout
+
+	// Time: Card time in ns.
+	Time uint64 // 0x00
+	// Sequence: DMA_SEQUENCE with this access, so from 1 on without gaps.
+	Sequence uint64 // 0x08
+	// IOVA: First byte.
+	IOVA uint64 // 0x10
+	// Length: Bytes that were asked for.
+	Length uint32 // 0x18
+	// Key: Payload: the key that was translated; 0 where there is none or it is not known.
+	Key uint32 // 0x1c
+	// QPN: Payload: the QP; 0 where it is not known. (24 bits; those above are reserved)
+	QPN uint32 // 0x20
+	// Direction: Read or write.
+	Direction DMADirection // 0x24
+	// Reason: DMA_READ or DMA_WRITE where the access failed, else none.
+	Reason     Reason    // 0x25
+	reserved38 uint16    // 0x26
+	reserved40 [2]uint64 // 0x28
+	// Lost: Accesses that did not fit since the one before.
+	Lost uint32 // 0x38
+	// Owner: Owner word, stored last. (bits: DMARecordOwner)
+	Owner uint32 // 0x3c
+}
+
+// Size of a DMARecord and its alignment in memory that the card sees, in bytes.
+const (
+	DMARecordSize  = 64
+	DMARecordAlign = 64
+)
+
+// The compiler refuses a layout that is not the contract's.
+const (
+	_ = uint(unsafe.Sizeof(DMARecord{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(DMARecord{}))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Time) - 0)
+	_ = uint(0 - unsafe.Offsetof(DMARecord{}.Time))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Sequence) - 8)
+	_ = uint(8 - unsafe.Offsetof(DMARecord{}.Sequence))
+	_ = uint(unsafe.Offsetof(DMARecord{}.IOVA) - 16)
+	_ = uint(16 - unsafe.Offsetof(DMARecord{}.IOVA))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Length) - 24)
+	_ = uint(24 - unsafe.Offsetof(DMARecord{}.Length))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Key) - 28)
+	_ = uint(28 - unsafe.Offsetof(DMARecord{}.Key))
+	_ = uint(unsafe.Offsetof(DMARecord{}.QPN) - 32)
+	_ = uint(32 - unsafe.Offsetof(DMARecord{}.QPN))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Direction) - 36)
+	_ = uint(36 - unsafe.Offsetof(DMARecord{}.Direction))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Reason) - 37)
+	_ = uint(37 - unsafe.Offsetof(DMARecord{}.Reason))
+	_ = uint(unsafe.Offsetof(DMARecord{}.reserved38) - 38)
+	_ = uint(38 - unsafe.Offsetof(DMARecord{}.reserved38))
+	_ = uint(unsafe.Offsetof(DMARecord{}.reserved40) - 40)
+	_ = uint(40 - unsafe.Offsetof(DMARecord{}.reserved40))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Lost) - 56)
+	_ = uint(56 - unsafe.Offsetof(DMARecord{}.Lost))
+	_ = uint(unsafe.Offsetof(DMARecord{}.Owner) - 60)
+	_ = uint(60 - unsafe.Offsetof(DMARecord{}.Owner))
+)
+
+// ViewDMARecord overlays a DMARecord on the first 64 bytes of b, which stays the owner. It is nil where b is
+// shorter or not aligned to 8.
+func ViewDMARecord(b []byte) *DMARecord {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) < DMARecordSize || uintptr(p)%8 != 0 {
+		return nil
+	}
+	return (*DMARecord)(p)
+}
+
+// SliceDMARecord overlays as many DMARecord as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceDMARecord(b []byte) []DMARecord {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*DMARecord)(p), len(b)/DMARecordSize)
+}
+
+// AsBytes is x as the 64 bytes that the card sees; they share x's memory.
+func (x *DMARecord) AsBytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), DMARecordSize) }
+
+// ReservedZero reports whether every bit that the contract reserves in x is zero, nested structures included.
+func (x *DMARecord) ReservedZero() bool {
+	return x.QPN>>24 == 0 &&
+		x.reserved38 == 0 &&
+		(x.reserved40 == [2]uint64{}) &&
+		x.Owner&0xfffffffe == 0
+}
+
+// DMARecordOwner is the word at offset 0x3c of a DMARecord, for building or reading it in one piece.
+type DMARecordOwner uint32
+
+// Bits of DMARecordOwner: the lowest bit's number, and the mask in place.
+const (
+	// Phase: As in a CQE.
+	DMARecordOwnerPhaseShift = 0
+	DMARecordOwnerPhaseMask  = 0x1
+)
+
+// Phase reads bits [0:0].
+func (w DMARecordOwner) Phase() bool { return w&DMARecordOwnerPhaseMask != 0 }
+
+// WithPhase is w with bits [0:0] set to v; what does not fit is dropped.
+func (w DMARecordOwner) WithPhase(v bool) DMARecordOwner {
+	if v {
+		return w | DMARecordOwnerPhaseMask
+	}
+	return w &^ DMARecordOwnerPhaseMask
+}
+
+// Phase reads bits [0:0] of x.Owner.
+func (x *DMARecord) Phase() bool { return DMARecordOwner(x.Owner).Phase() }
+
+// SetPhase sets bits [0:0] of x.Owner and keeps the others; what does not fit in v is dropped.
+func (x *DMARecord) SetPhase(v bool) { x.Owner = uint32(DMARecordOwner(x.Owner).WithPhase(v)) }
 
 // HostGatherContext (64 bytes, aligned to 64 in memory that the card sees): Rings of the host gather.
 // Request slots of 2 KiB, reply slots of 64 bytes, as many of each.
@@ -5075,9 +5236,10 @@ const (
 	// RegDebugFlipCache (32 bits, wo): Inverts a bit of the key cache's line written (bits 31:16 line,
 	// 15:0 bit).
 	RegDebugFlipCache = 0x807c
-	// RegDebugDMALog (64 bits, rw): IOVA of a RingContext-like log of DMA accesses; 0: none.
-	RegDebugDMALog = 0x8080
-	// RegDebugDMASequence (64 bits, ro): DMA accesses so far.
+	// RegDebugDMALogLost (64 bits, ro): DMA accesses that did not fit in the DMA log (command SET_DMA_LOG)
+	// since it was started.
+	RegDebugDMALogLost = 0x8080
+	// RegDebugDMASequence (64 bits, ro): DMA accesses so far, those to the DMA log not among them.
 	RegDebugDMASequence = 0x8088
 )
 
@@ -5658,10 +5820,10 @@ var Registers = []Register{
 	{Block: "DEBUG", Name: "FLIP_CACHE", BAR: 0, Offset: 0x807c, Width: 32, Access: WO, Reset: 0x0,
 		Doc: "Inverts a bit of the key cache's line written (bits 31:16 line, 15:0 bit).",
 	},
-	{Block: "DEBUG", Name: "DMA_LOG", BAR: 0, Offset: 0x8080, Width: 64, Access: RW, Reset: 0x0,
-		Doc: "IOVA of a RingContext-like log of DMA accesses; 0: none.",
+	{Block: "DEBUG", Name: "DMA_LOG_LOST", BAR: 0, Offset: 0x8080, Width: 64, Access: RO, Reset: 0x0,
+		Doc: "DMA accesses that did not fit in the DMA log (command SET_DMA_LOG) since it was started.",
 	},
 	{Block: "DEBUG", Name: "DMA_SEQUENCE", BAR: 0, Offset: 0x8088, Width: 64, Access: RO, Reset: 0x0,
-		Doc: "DMA accesses so far.",
+		Doc: "DMA accesses so far, those to the DMA log not among them.",
 	},
 }

@@ -8,9 +8,11 @@ import (
 	"rnic/hw/mmio"
 )
 
-// Trace is a trace ring (rule G22): records that the card writes as it walks.
-type Trace struct {
-	ring     []hw.TraceRecord
+// Records is a ring of records that the card writes: a trace ring (rule G22) or a
+// DMA log.
+type Records[T any] struct {
+	ring     []T
+	owner    func(*T) *uint32
 	log      uint8
 	consumer uint32
 	word     *uint32
@@ -18,25 +20,35 @@ type Trace struct {
 
 // NewTrace makes a trace ring of zeroed memory of a power of two of records,
 // and of the domain page's DOMAIN_TRACE_CI word.
-func NewTrace(ring []byte, word *uint32) (*Trace, error) {
-	n := len(ring) / hw.TraceRecordSize
-	if len(ring)%hw.TraceRecordSize != 0 || bits.OnesCount(uint(n)) != 1 || n > 1<<30 {
-		return nil, fmt.Errorf("queues: trace ring of %d bytes: want a power of two of records of %d", len(ring), hw.TraceRecordSize)
+func NewTrace(ring []byte, word *uint32) (*Records[hw.TraceRecord], error) {
+	return newRecords(ring, hw.TraceRecordSize, hw.SliceTraceRecord, func(r *hw.TraceRecord) *uint32 { return &r.Owner }, word)
+}
+
+// NewDMALog is NewTrace for a DMA log, with the domain page's DOMAIN_DMA_LOG_CI
+// word.
+func NewDMALog(ring []byte, word *uint32) (*Records[hw.DMARecord], error) {
+	return newRecords(ring, hw.DMARecordSize, hw.SliceDMARecord, func(r *hw.DMARecord) *uint32 { return &r.Owner }, word)
+}
+
+func newRecords[T any](ring []byte, size int, view func([]byte) []T, owner func(*T) *uint32, word *uint32) (*Records[T], error) {
+	n := len(ring) / size
+	if len(ring)%size != 0 || bits.OnesCount(uint(n)) != 1 || n > 1<<30 {
+		return nil, fmt.Errorf("queues: ring of %d bytes: want a power of two of records of %d", len(ring), size)
 	}
-	q := &Trace{ring: hw.SliceTraceRecord(ring), log: uint8(bits.Len(uint(n)) - 1), word: word}
+	q := &Records[T]{ring: view(ring), owner: owner, log: uint8(bits.Len(uint(n)) - 1), word: word}
 	if q.ring == nil {
-		return nil, fmt.Errorf("queues: trace ring is not aligned to %d bytes", hw.TraceRecordAlign)
+		return nil, fmt.Errorf("queues: ring of records is not aligned to %d bytes", size)
 	}
 	return q, nil
 }
 
 // LogEntries is log2 of the ring's size.
-func (q *Trace) LogEntries() uint8 { return q.log }
+func (q *Records[T]) LogEntries() uint8 { return q.log }
 
 // Next takes the oldest record, if there is one. Publish tells the card.
-func (q *Trace) Next(r *hw.TraceRecord) bool {
+func (q *Records[T]) Next(r *T) bool {
 	p := &q.ring[q.consumer&uint32(len(q.ring)-1)]
-	if (mmio.Load32(&p.Owner)^phase(q.consumer, q.log))&1 != 0 {
+	if (mmio.Load32(q.owner(p))^phase(q.consumer, q.log))&1 != 0 {
 		return false
 	}
 	mmio.FromDevice()
@@ -47,7 +59,7 @@ func (q *Trace) Next(r *hw.TraceRecord) bool {
 
 // Publish tells the card how many records are taken. A full ring makes the
 // card count, not wait, so there is no kick.
-func (q *Trace) Publish() {
+func (q *Records[T]) Publish() {
 	mmio.FromDevice()
 	mmio.Store32(q.word, q.consumer)
 }

@@ -53,6 +53,8 @@ package card_pkg;
   localparam logic [31:0] DOMAIN_GATHER_CI = 32'hc0;
   // Domain page, 32 bits: producer index of the host-gather reply ring, stored by the driver.
   localparam logic [31:0] DOMAIN_GATHER_REPLY_PI = 32'h100;
+  // Domain page, 32 bits: consumer index of the DMA log, stored by the driver.
+  localparam logic [31:0] DOMAIN_DMA_LOG_CI = 32'h140;
   // From a CQ's doorbell offset, 32 bits: consumer index (absolute count of CQEs taken).
   localparam logic [31:0] CQ_DOORBELL_CI = 32'h0;
   // From a CQ's doorbell offset, 32 bits: the arm word (struct CQArm).
@@ -246,7 +248,7 @@ package card_pkg;
     COMMAND_QUERY_SRQ = 16'd67, // object = SRQN, out = SRQContext.
     COMMAND_WRITE_KEY = 16'd80, // object = key index, in = KeyEntry.
     COMMAND_READ_KEY = 16'd81, // object = key index, out = KeyEntry.
-    COMMAND_FENCE_KEY = 16'd82, // object = key index. Answered when no cache holds the key, no fill of it is under way and no DMA that used it is in flight (rule G11).
+    COMMAND_FENCE_KEY = 16'd82, // object = key index. Answered when no cache holds the key, no fill of it is under way and no DMA that used it is in flight (rule G11); value of the reply = DMA_SEQUENCE then, with capability DEBUG: no access that is numbered higher used the key.
     COMMAND_READ_KEY_CACHE = 16'd83, // object = line (set × ways + way), out = KeyCacheLine.
     COMMAND_SET_RATE = 16'd96, // object = rate-limit entry, in = RateLimit.
     COMMAND_QUERY_RATE = 16'd97, // object = rate-limit entry, out = RateLimit.
@@ -255,6 +257,7 @@ package card_pkg;
     COMMAND_SET_TRACE = 16'd128, // in = RingContext of TraceRecords; log_entries 0 with iova 0 stops it.
     COMMAND_SET_CAPTURE = 16'd129, // in = RingContext of capture slots; iova 0 stops it.
     COMMAND_SET_HOST_GATHER = 16'd130, // in = HostGatherContext; iova 0 gives gathering back to the card's engine.
+    COMMAND_SET_DMA_LOG = 16'd131, // in = RingContext of DMARecords, all = 1; iova 0 stops it. With capability DEBUG.
     COMMAND_LIST = 16'd144 // object = kind (ListKind), modifier = first number, out = u32 numbers in use, ascending; value[0] of the reply = how many.
   } command_e;
 
@@ -373,6 +376,12 @@ package card_pkg;
     DIRECTION_TX = 8'd0, // Sent by this card.
     DIRECTION_RX = 8'd1 // Received by this card.
   } direction_e;
+
+  // DMADirection: Direction of a DMA access.
+  typedef enum logic [7:0] {
+    DMA_DIRECTION_READ = 8'd0, // The card read host memory.
+    DMA_DIRECTION_WRITE = 8'd1 // The card wrote host memory.
+  } dma_direction_e;
 
   // CaptureFlag: Flags of a captured frame, bit numbers.
   localparam logic [7:0] CAPTURE_FLAG_DROPPED = 8'h1; // Received and dropped (ICRC, header, or no such QP).
@@ -781,7 +790,7 @@ package card_pkg;
     logic [47:0] mac; // 0x00 MAC.
   } port_context_t;
 
-  // RingContext: A trace or capture ring.
+  // RingContext: A trace or capture ring, or a DMA log.
   localparam logic [31:0] RING_CONTEXT_SIZE = 32'd64;
   typedef struct packed {
     logic [319:0] reserved_24; // 0x18
@@ -790,7 +799,7 @@ package card_pkg;
     logic [31:0] qpn; // 0x0c QP to watch.
     logic [7:0] reserved_11; // 0x0b
     logic [7:0] all; // 0x0a 1: of all QPs; 0: of qpn only.
-    logic [7:0] log_stride; // 0x09 log2 of bytes an entry: 6 for trace, 7 to 14 for capture.
+    logic [7:0] log_stride; // 0x09 log2 of bytes an entry: 6 for trace and DMA log, 7 to 14 for capture.
     logic [7:0] log_entries; // 0x08 log2 of the entries.
     logic [63:0] iova; // 0x00 Ring, 4 KiB-aligned; 0: none.
   } ring_context_t;
@@ -849,6 +858,30 @@ package card_pkg;
     logic [31:0] length; // 0x08 Bytes of the frame on the wire, without FCS.
     logic [63:0] time_; // 0x00 Card time in ns.
   } capture_record_t;
+
+  // The word owner of DMARecord.
+  typedef struct packed {
+    logic [30:0] reserved_1; // [31:1]
+    logic phase; // [0:0] As in a CQE.
+  } dma_record_owner_t;
+
+  // DMARecord: A DMA access of the card, the owner word last. Accesses to the log itself are neither
+  // numbered nor reported.
+  localparam logic [31:0] DMA_RECORD_SIZE = 32'd64;
+  typedef struct packed {
+    dma_record_owner_t owner; // 0x3c Owner word, stored last.
+    logic [31:0] lost; // 0x38 Accesses that did not fit since the one before.
+    logic [127:0] reserved_40; // 0x28
+    logic [15:0] reserved_38; // 0x26
+    reason_e reason; // 0x25 DMA_READ or DMA_WRITE where the access failed, else none.
+    dma_direction_e direction; // 0x24 Read or write.
+    logic [31:0] qpn; // 0x20 Payload: the QP; 0 where it is not known.
+    logic [31:0] key; // 0x1c Payload: the key that was translated; 0 where there is none or it is not known.
+    logic [31:0] length; // 0x18 Bytes that were asked for.
+    logic [63:0] iova; // 0x10 First byte.
+    logic [63:0] sequence_; // 0x08 DMA_SEQUENCE with this access, so from 1 on without gaps.
+    logic [63:0] time_; // 0x00 Card time in ns.
+  } dma_record_t;
 
   // HostGatherContext: Rings of the host gather. Request slots of 2 KiB, reply slots of 64 bytes, as
   // many of each.
@@ -1339,10 +1372,10 @@ package card_pkg;
   // wo: Inverts a bit of the key cache's line written (bits 31:16 line, 15:0 bit).
   localparam logic [31:0] REG_DEBUG_FLIP_CACHE = 32'h0000807c;
   localparam logic [31:0] REG_DEBUG_FLIP_CACHE_RESET = 32'h0;
-  // rw: IOVA of a RingContext-like log of DMA accesses; 0: none.
-  localparam logic [31:0] REG_DEBUG_DMA_LOG = 32'h00008080;
-  localparam logic [63:0] REG_DEBUG_DMA_LOG_RESET = 64'h0;
-  // ro: DMA accesses so far.
+  // ro: DMA accesses that did not fit in the DMA log (command SET_DMA_LOG) since it was started.
+  localparam logic [31:0] REG_DEBUG_DMA_LOG_LOST = 32'h00008080;
+  localparam logic [63:0] REG_DEBUG_DMA_LOG_LOST_RESET = 64'h0;
+  // ro: DMA accesses so far, those to the DMA log not among them.
   localparam logic [31:0] REG_DEBUG_DMA_SEQUENCE = 32'h00008088;
   localparam logic [63:0] REG_DEBUG_DMA_SEQUENCE_RESET = 64'h0;
 

@@ -138,6 +138,7 @@ type Card struct {
 	owner  []dbOwner
 	trc    ring // trace
 	capt   ring // capture
+	dlog   ring // DMA log
 	count  counters
 	net    portState
 	qps    qpState    // the data path's
@@ -316,7 +317,7 @@ func (c *Card) reset() {
 	clear(c.cqs)
 	clear(c.owner)
 	c.liveCQ, c.async = c.liveCQ[:0], nil
-	c.trc, c.capt = ring{}, ring{}
+	c.trc, c.capt, c.dlog = ring{}, ring{}, ring{}
 	c.cmd = commandQueue{}
 	c.dma = dmaState{}
 	c.count = counters{}

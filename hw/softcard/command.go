@@ -187,6 +187,8 @@ func (c *Card) execute(cmd *command) result {
 		return c.setCapture(cmd)
 	case hw.CommandSetHostGather:
 		return c.setHostGather(cmd)
+	case hw.CommandSetDMALog:
+		return c.setDMALog(cmd)
 	case hw.CommandList:
 		return c.list(cmd)
 	case hw.CommandCreateSRQ, hw.CommandDestroySRQ, hw.CommandModifySRQ, hw.CommandQuerySRQ:

@@ -32,6 +32,7 @@ type debugCounts struct {
 	holdFill       atomic.Uint32 // HOLD_FILL
 	pending        atomic.Uint64 // bit n: vector n is held back, as the PBA shows
 	dmaSequence    atomic.Uint64 // DMA_SEQUENCE
+	dmaLogLost     atomic.Uint64 // DMA_LOG_LOST
 	runStep        atomic.Uint32 // RUN_STEP: what is left to do
 }
 
@@ -41,6 +42,7 @@ func (d *debugCounts) reset() {
 	}
 	d.pending.Store(0)
 	d.dmaSequence.Store(0)
+	d.dmaLogLost.Store(0)
 }
 
 // strike counts a fault register down and reports whether it is this time.
@@ -93,6 +95,8 @@ func (r *regs) loadDebug(off int) {
 		r.put64(off, left)
 	case hw.RegDebugDMASequence:
 		r.put64(off, r.tests.dmaSequence.Load())
+	case hw.RegDebugDMALogLost:
+		r.put64(off, r.tests.dmaLogLost.Load())
 	case hw.RegDebugQuiescent:
 		r.word[at] = 0
 		if r.quiet.ask() {
@@ -178,8 +182,6 @@ func (r *regs) storeDebug(off int, v uint32) (posts bool, err error) {
 			return bad("FLIP_CACHE: too many at a time")
 		}
 		r.post.flips = append(r.post.flips, v)
-	case hw.RegDebugDMALog, hw.RegDebugDMALog + 4:
-		return false, nil // no log: it stays 0
 	default:
 		if p := r.atomicAt(off); p != nil {
 			p.Store(v)

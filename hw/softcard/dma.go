@@ -26,46 +26,58 @@ type dmaState struct {
 
 // dmaRead reads len(p) bytes of the client's memory. It is hw.ReasonNone or
 // hw.ReasonDMARead.
-func (c *Card) dmaRead(iova uint64, p []byte) hw.Reason {
+func (c *Card) dmaRead(iova uint64, p []byte) hw.Reason { return c.read(iova, p, use{}) }
+
+func (c *Card) read(iova uint64, p []byte, u use) (r hw.Reason) {
 	c.count[cntDMAReads]++
-	c.regs.tests.dmaSequence.Add(1)
+	n := c.regs.tests.dmaSequence.Add(1)
 	if c.host == nil || c.host.Read(iova, p) != nil {
 		c.count[cntDMAFaults]++
-		return hw.ReasonDMARead
+		r = hw.ReasonDMARead
+	} else {
+		c.count[cntDMAReadBytes] += uint64(len(p))
 	}
-	c.count[cntDMAReadBytes] += uint64(len(p))
-	return hw.ReasonNone
+	if c.dlog.ctx.IOVA != 0 {
+		c.logDMA(n, iova, len(p), hw.DMADirectionRead, r, u)
+	}
+	return r
 }
 
 // dmaWrite writes len(p) bytes of the client's memory. It is hw.ReasonNone or
 // hw.ReasonDMAWrite.
-func (c *Card) dmaWrite(iova uint64, p []byte) hw.Reason {
+func (c *Card) dmaWrite(iova uint64, p []byte) hw.Reason { return c.write(iova, p, use{}) }
+
+func (c *Card) write(iova uint64, p []byte, u use) (r hw.Reason) {
 	c.count[cntDMAWrites]++
-	c.regs.tests.dmaSequence.Add(1)
+	n := c.regs.tests.dmaSequence.Add(1)
 	if c.host == nil || c.host.Write(iova, p) != nil {
 		c.count[cntDMAFaults]++
-		return hw.ReasonDMAWrite
+		r = hw.ReasonDMAWrite
+	} else {
+		c.count[cntDMAWriteBytes] += uint64(len(p))
 	}
-	c.count[cntDMAWriteBytes] += uint64(len(p))
-	return hw.ReasonNone
+	if c.dlog.ctx.IOVA != 0 {
+		c.logDMA(n, iova, len(p), hw.DMADirectionWrite, r, u)
+	}
+	return r
 }
 
 // payloadRead is dmaRead of payload: FAIL_DMA_READ counts it.
-func (c *Card) payloadRead(iova uint64, p []byte) hw.Reason {
+func (c *Card) payloadRead(iova uint64, p []byte, u use) hw.Reason {
 	if strike(&c.regs.tests.failRead) {
 		c.count[cntDMAFaults]++
 		return hw.ReasonDMARead
 	}
-	return c.dmaRead(iova, p)
+	return c.read(iova, p, u)
 }
 
 // payloadWrite is dmaWrite of payload: FAIL_DMA_WRITE counts it.
-func (c *Card) payloadWrite(iova uint64, p []byte) hw.Reason {
+func (c *Card) payloadWrite(iova uint64, p []byte, u use) hw.Reason {
 	if strike(&c.regs.tests.failWrite) {
 		c.count[cntDMAFaults]++
 		return hw.ReasonDMAWrite
 	}
-	return c.dmaWrite(iova, p)
+	return c.write(iova, p, u)
 }
 
 // scratch holds the entries that the card is writing to the client's rings: DMA
@@ -77,6 +89,7 @@ type scratch struct {
 	command hw.CommandEntry
 	trace   hw.TraceRecord
 	capture hw.CaptureRecord
+	dma     hw.DMARecord
 }
 
 // writeOwned writes an entry of a ring whose last 32-bit word says whose it is:

@@ -22,6 +22,7 @@ type walk struct {
 	struck             bool // WALK_FAULT_COUNT has run down
 	skip               bool // the last translation is used again
 	lastAddr, lastIOVA uint64
+	lastKey            uint32
 
 	// For the trace, where one is wanted.
 	segs []gather.Segment
@@ -44,7 +45,7 @@ func (w *walk) Translate(key uint32, who gather.Who, addr uint64, n uint32) (uin
 	}
 	iova, hit, r := w.c.keys.Translate(key, who, addr, n)
 	if r == hw.ReasonNone {
-		w.lastAddr, w.lastIOVA = addr, iova
+		w.lastAddr, w.lastIOVA, w.lastKey = addr, iova, key
 	}
 	return iova, hit, r
 }
@@ -56,7 +57,7 @@ func (w *walk) Read(iova uint64, dst []byte) error {
 	if w.held {
 		w.q.stats.HeldReads++
 	}
-	if w.c.payloadRead(iova, dst) != hw.ReasonNone {
+	if w.c.payloadRead(iova, dst, use{w.q.number, w.lastKey}) != hw.ReasonNone {
 		return errDMA
 	}
 	return nil
@@ -64,7 +65,7 @@ func (w *walk) Read(iova uint64, dst []byte) error {
 
 // Write is one payload DMA write.
 func (w *walk) Write(iova uint64, src []byte) error {
-	if w.c.payloadWrite(iova, src) != hw.ReasonNone {
+	if w.c.payloadWrite(iova, src, use{w.q.number, w.lastKey}) != hw.ReasonNone {
 		return errDMA
 	}
 	return nil

@@ -313,7 +313,7 @@ func (c *Card) takeHost(q *qp, o *outgoing, at *gather.Cursor, payload []byte) (
 		if q.gateAt != 0 {
 			q.stats.HeldReads++
 		}
-		if reason := c.payloadRead(c.hosted.ctx.StagingIOVA+uint64(h.slot)<<c.hosted.ctx.StagingLogStride, payload[:want]); reason != hw.ReasonNone {
+		if reason := c.payloadRead(c.hosted.ctx.StagingIOVA+uint64(h.slot)<<c.hosted.ctx.StagingLogStride, payload[:want], use{qpn: q.number}); reason != hw.ReasonNone {
 			fault = noSegment(reason)
 			break
 		}

@@ -122,6 +122,9 @@ func (c *Card) fenceKey(cmd *command) result {
 	}
 	c.keys.fence(cmd.Object)
 	c.count[cntKeyFences]++
+	if !c.cfg.FuseDebug {
+		cmd.value = c.regs.tests.dmaSequence.Load()
+	}
 	return ok
 }
 

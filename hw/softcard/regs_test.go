@@ -206,10 +206,10 @@ func TestFailDMA(t *testing.T) {
 	var b [8]byte
 	for i := 1; i <= 5; i++ {
 		r.inside(func() {
-			if got, want := r.card.payloadRead(at, b[:]), i == 3; got == hw.ReasonDMARead != want {
+			if got, want := r.card.payloadRead(at, b[:], use{}), i == 3; got == hw.ReasonDMARead != want {
 				t.Errorf("read %d: %v", i, got)
 			}
-			if got, want := r.card.payloadWrite(at, b[:]), i == 2; got == hw.ReasonDMAWrite != want {
+			if got, want := r.card.payloadWrite(at, b[:], use{}), i == 2; got == hw.ReasonDMAWrite != want {
 				t.Errorf("write %d: %v", i, got)
 			}
 		})

@@ -341,7 +341,8 @@ func (c *Card) receiveAtomicRequest(q *qp, p *roce.Packet) {
 		return
 	}
 	b := c.qps.result[:]
-	reason = c.payloadRead(iova, b)
+	u := use{q.number, x.RKey()}
+	reason = c.payloadRead(iova, b, u)
 	was := binary.LittleEndian.Uint64(b)
 	if reason == hw.ReasonNone && (p.Opcode() == roce.RCFetchAdd || was == x.Compare()) {
 		now := x.SwapAdd()
@@ -349,7 +350,7 @@ func (c *Card) receiveAtomicRequest(q *qp, p *roce.Packet) {
 			now += was
 		}
 		binary.LittleEndian.PutUint64(b, now)
-		reason = c.payloadWrite(iova, b)
+		reason = c.payloadWrite(iova, b, u)
 	}
 	if reason != hw.ReasonNone {
 		c.nak(q, roce.NAKRemoteOperationalError, hw.EventTypeQPFatal, reason)

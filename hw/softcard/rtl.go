@@ -200,7 +200,7 @@ func (e *rtlEngine) fence(index uint32) {
 
 func (e *rtlEngine) Read(tag uint32, iova uint64, n uint32) {
 	b := e.buf[:n]
-	if e.c.payloadRead(iova, b) != hw.ReasonNone {
+	if e.c.payloadRead(iova, b, use{}) != hw.ReasonNone {
 		e.sim.Fail(tag, iova, n)
 		return
 	}
