@@ -196,24 +196,25 @@ func (c *CQ) poll(wc []WC) (n int) {
 		}
 		took = true
 		if verify != nil {
-			if compared == 0 {
+			if compared <= 0 { // a card may take back what it wrote
 				compared = q.Ready(len(wc))
 				verify.catchUp() // with all that the card reported before it wrote these
 			}
 			compared--
 		}
-		if qp == nil || qp.n != e.QPN {
+		// The CQE stays in the ring, where the card may change it: each byte is loaded once.
+		if qpn := e.QPN; qp == nil || qp.n != qpn {
 			if qp != nil {
 				qp.release(c)
 			}
-			if qp = c.qps[e.QPN]; qp == nil {
+			if qp = c.qps[qpn]; qp == nil {
 				q.Pop() // of a queue pair that was closed
 				continue
 			}
 		}
-		if qp.complete(c, e, &wc[n]) {
+		if index, ok := qp.complete(c, e, &wc[n]); ok {
 			if verify != nil {
-				qp.spoil(&wc[n], e)
+				qp.spoil(&wc[n], index)
 			}
 			n++
 		} else {

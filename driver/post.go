@@ -216,15 +216,16 @@ func (q *QP) recv(wr *RecvWR) error {
 
 // complete makes a WC of a CQE of this queue pair. The caller holds the lock
 // of c, which the CQE is in. It is false for a CQE that fits no work request: a
-// card is not believed where its word would be an index.
-func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
+// card is not believed where its word would be an index. index is the WQE's. The
+// CQE is the card's memory still: no byte of it is loaded twice.
+func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) (index uint32, ok bool) {
 	index, flags := e.WQEIndex, e.Flags
 	wc.Opcode = Opcode(e.Opcode)
 	if flags&hw.CQEFlagRecv != 0 {
 		takeOver(&q.recvd)
 		r := &q.recvs[index&q.recvMask]
 		if c != q.init.RecvCQ || r.index != index || !r.posted {
-			return false
+			return index, false
 		}
 		r.posted = false // the next completion of it is the card's fault
 		wc.WRID = r.wrid
@@ -239,7 +240,7 @@ func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
 		takeOver(&q.posted)
 		r := &q.sends[index&q.sendMask]
 		if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone >= q.sq.Blocks() {
-			return false
+			return index, false
 		}
 		wc.WRID = r.wrid
 		wc.Opcode = r.op
@@ -252,11 +253,11 @@ func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) bool {
 	wc.ByteLen, wc.Imm = e.ByteLen, e.Imm
 	wc.Time = e.Time
 	wc.FaultSegment, wc.FaultKey, wc.FaultOffset, wc.AETH = int(e.FaultSegment), e.FaultKey, e.FaultOffset, e.AETHSyndrome
-	if e.FaultSegment == hw.NoSegment {
+	if wc.FaultSegment == hw.NoSegment {
 		wc.FaultSegment = -1
 	}
 	wc.SrcQPN, wc.PKeyIndex = e.SrcQPN, e.PKeyIndex
-	return true
+	return index, true
 }
 
 // release gives the posters the room of what was completed on c, whose lock

@@ -330,9 +330,9 @@ func (q *QP) VerifyError() *VerifyError { return q.mismatch.Load() }
 
 // spoil makes the completion of a work request that verification found at fault an
 // error, whatever the card says of it.
-func (q *QP) spoil(wc *WC, e *hw.CQE) {
+func (q *QP) spoil(wc *WC, index uint32) {
 	m := q.mismatch.Load()
-	if m == nil || m.Response || e.Flags&hw.CQEFlagRecv != 0 || m.WQEIndex != e.WQEIndex {
+	if m == nil || m.Response || wc.Flags&WCRecv != 0 || m.WQEIndex != index {
 		return
 	}
 	wc.Status, wc.Reason, wc.FaultSegment = StatusGeneralErr, ReasonVerify, -1
