@@ -19,6 +19,7 @@ func hostRings(f func(*hw.HostGatherContext)) []byte {
 type tGather struct {
 	n        *node
 	log      uint8
+	mtu      uint32 // the path's, in bytes
 	requests []byte
 	replies  []byte
 	staging  []byte
@@ -32,7 +33,7 @@ type tGather struct {
 
 // hostGather gives the card rings of 2^log entries, and the oracle the keys of mrs.
 func (n *node) hostGather(log uint8, mrs ...*tMR) *tGather {
-	g := &tGather{n: n, log: log, world: oracle.World{Regions: map[uint32]oracle.Region{}}}
+	g := &tGather{n: n, log: log, mtu: 1024, world: oracle.World{Regions: map[uint32]oracle.Region{}}}
 	var x hw.HostGatherContext
 	x.RequestIOVA, g.requests = n.host.alloc(n.tb, gatherSlotBytes<<log)
 	x.ReplyIOVA, g.replies = n.host.alloc(n.tb, hw.HostGatherReplySize<<log)
@@ -84,7 +85,7 @@ func (g *tGather) answer(r hw.HostGatherReply) {
 // answers with the packet that is asked for.
 func (g *tGather) walk(q *hw.HostGatherRequest, list []byte) hw.HostGatherReply {
 	t := g.n.tb
-	x := oracle.Request{Op: "send", Reliable: true, MTU: 1024, PD: q.PD, QPN: q.QPN}
+	x := oracle.Request{Op: "send", Reliable: true, MTU: g.mtu, PD: q.PD, QPN: q.QPN}
 	for i := range int(q.Segments) {
 		b := list[16*i:]
 		x.Segments = append(x.Segments, oracle.Segment{Addr: le.Uint64(b), Length: le.Uint32(b[8:]), Key: le.Uint32(b[12:])})
