@@ -2,7 +2,7 @@
 # needed by the race detector only.
 
 GO ?= go
-FUZZTIME ?= 10s
+FUZZTIME ?= 5m
 
 .PHONY: build demo test test-full lint rtl bench fuzz mutants generate clean
 
@@ -34,7 +34,7 @@ rtl:
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-## fuzz: every fuzz target for FUZZTIME
+## fuzz: every fuzz target for FUZZTIME, as many side by side as there are processors
 fuzz:
 	$(GO) run ./test/fuzz -time $(FUZZTIME)
 

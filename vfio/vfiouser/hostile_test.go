@@ -325,7 +325,7 @@ func TestTooManyDescriptors(t *testing.T) {
 }
 
 // Files that are not to be trusted are reached by message instead.
-func TestUntrustedFiles(t *testing.T) {
+func TestH02_UntrustedFiles(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		flags int
