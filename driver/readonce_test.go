@@ -6,9 +6,9 @@ import (
 	"go.uber.org/zap"
 
 	"rnic/hw"
-	"rnic/hw/mmio/mmiotest"
 	"rnic/queues"
 	"rnic/vfio"
+	"rnic/vfio/memtest"
 )
 
 // TestH01_ReadOnce: of what a card writes into this program's memory, each byte is loaded
@@ -145,7 +145,7 @@ func TestH01_ReadOnce(t *testing.T) {
 				if i >= c.size-4 && i < c.size {
 					limit = polled
 				}
-				if n := mmiotest.Loads(t, &ring[i], c.make()); n > limit {
+				if n := memtest.Loads(t, &ring[i], c.make()); n > limit {
 					t.Errorf("byte %d is loaded %d times", i, n)
 				}
 			}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"rnic/hw"
-	"rnic/hw/mmio/mmiotest"
+	"rnic/vfio/memtest"
 )
 
 // once makes the host's memory one that has other bytes at a second read: whatever the card
@@ -113,7 +113,7 @@ func TestH01_ReadOnceKey(t *testing.T) {
 		if i >= hw.KeyEntrySize-4 {
 			limit = 3
 		}
-		if n := mmiotest.Loads(t, &c.mem.keys[3].AsBytes()[i], func() {
+		if n := memtest.Loads(t, &c.mem.keys[3].AsBytes()[i], func() {
 			if k := decodeKey(ptrTo(c.mem.entry(3))); k.State != hw.KeyStateValid {
 				t.Fatal(k)
 			}
@@ -131,7 +131,7 @@ func TestH01_ReadOnceDoorbells(t *testing.T) {
 	p := newTwo(t, defaultLink())
 	b := p.pair.a.card.mem.doorbellMap.Bytes(uint64(p.a.ctx.SQDoorbell), 4)
 	for i := range b {
-		if n := mmiotest.Loads(t, &b[i], func() { p.pair.a.card.dbLoad(p.a.ctx.SQDoorbell) }); n != 1 {
+		if n := memtest.Loads(t, &b[i], func() { p.pair.a.card.dbLoad(p.a.ctx.SQDoorbell) }); n != 1 {
 			t.Errorf("byte %d of a doorbell is loaded %d times", i, n)
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // progress prints lines and, on a terminal, what runs now beneath them.
@@ -23,8 +21,8 @@ type progress struct {
 }
 
 func newProgress(out *os.File, total int) *progress {
-	_, err := unix.IoctlGetTermios(int(out.Fd()), unix.TCGETS)
-	p := &progress{out: out, term: err == nil, total: total, running: map[*target]stats{}, began: time.Now(), stop: make(chan struct{})}
+	st, err := out.Stat()
+	p := &progress{out: out, term: err == nil && st.Mode()&os.ModeCharDevice != 0, total: total, running: map[*target]stats{}, began: time.Now(), stop: make(chan struct{})}
 	if p.term {
 		p.stopped.Go(func() {
 			t := time.NewTicker(time.Second)

@@ -1,6 +1,6 @@
-// Package mmiotest helps tests of code that shares memory with a device or a
+// Package memtest helps tests of code that shares memory with a device or a
 // peer: such memory may have another value at each load.
-package mmiotest
+package memtest
 
 import (
 	"encoding/binary"

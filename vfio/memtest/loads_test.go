@@ -1,4 +1,4 @@
-package mmiotest
+package memtest
 
 import (
 	"runtime"
