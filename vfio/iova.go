@@ -181,6 +181,14 @@ func (a *IOVAAllocator) Free(iova, n uint64) {
 	}
 }
 
+// Quarantined reports whether the n bytes at iova are in a range that was freed and
+// is kept out of use.
+func (a *IOVAAllocator) Quarantined(iova, n uint64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return n > 0 && slices.ContainsFunc(a.quarantine, func(r IOVARange) bool { return r.First <= iova && iova <= r.Last && n-1 <= r.Last-iova })
+}
+
 // release takes the oldest range out of quarantine.
 func (a *IOVAAllocator) release() { a.releaseAt(0) }
 

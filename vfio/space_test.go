@@ -202,9 +202,12 @@ func TestArenaRandom(t *testing.T) {
 		check(x)
 		a.Free(x.b)
 	}
+	for len(a.quarantine) > 0 {
+		a.release()
+	}
 	for _, c := range a.chunks {
-		if len(c.free) != 1 || c.used != 0 {
-			t.Errorf("a chunk is in %d pieces with %d blocks", len(c.free), c.used)
+		if len(c.free) != 1 || len(c.used) != 0 || a.held != 0 {
+			t.Errorf("a chunk is in %d pieces with %d blocks", len(c.free), len(c.used))
 		}
 	}
 	big, err := a.Alloc(5<<20, 2<<20)
@@ -228,5 +231,60 @@ func TestArenaRandom(t *testing.T) {
 	l.fail = ErrTimeout
 	if err := a.Close(); !errors.Is(err, ErrTimeout) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A freed block's address is nobody's until 2 MiB, or 1,024 blocks, were freed after
+// it, unless nothing else is left.
+func TestArenaQuarantine(t *testing.T) {
+	l := newLedger()
+	s, err := NewSpace(l, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ size, rest int }{{4096, 512}, {64, 1023}, {200 << 10, 10}} {
+		a := NewArena(s, MemoryOptions{})
+		alloc := func() Block {
+			b, err := a.Alloc(c.size, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+		first := alloc()
+		if a.Quarantined(first.IOVA, 1) {
+			t.Error("a block in use is in quarantine")
+		}
+		a.Free(first)
+		for i := range c.rest {
+			if !a.Quarantined(first.IOVA, uint64(c.size)) {
+				t.Fatalf("blocks of %d: in quarantine until %d were freed after it", c.size, i)
+			}
+			b := alloc()
+			if b.IOVA == first.IOVA {
+				t.Fatalf("blocks of %d: taken over after %d others", c.size, i)
+			}
+			a.Free(b)
+		}
+		if a.Quarantined(first.IOVA, uint64(c.size)+64) || !a.Quarantined(first.IOVA+1, uint64(c.size)-1) {
+			t.Error("more than the block is in quarantine, or less")
+		}
+		a.Free(alloc())
+		if a.Quarantined(first.IOVA, 1) {
+			t.Errorf("blocks of %d: in quarantine after %d others", c.size, c.rest+1)
+		}
+	}
+	a := NewArena(s, MemoryOptions{})
+	b, err := a.Alloc(2<<20, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Free(b)
+	l.fail = ErrExhausted
+	if c, err := a.Alloc(2<<20, 64); err != nil || c.IOVA != b.IOVA {
+		t.Errorf("nothing else is left: %#x, %v; want %#x", c.IOVA, err, b.IOVA)
+	}
+	if _, err := a.Alloc(64, 64); !errors.Is(err, ErrExhausted) {
+		t.Errorf("nothing is left: %v", err)
 	}
 }
