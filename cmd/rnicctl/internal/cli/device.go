@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"rnic/driver"
 	"rnic/driver/status"
 	"rnic/hw"
+	"rnic/vfio/pcidev"
 )
 
 // Where a card's address came from, for the errors.
@@ -42,7 +44,7 @@ func (a *app) useAddress(ctx context.Context, soft string) (string, error) {
 	if addr := a.asked(); addr != "" {
 		return addr, nil
 	}
-	functions, err := a.pci.Functions(isCard)
+	functions, err := a.functions(false)
 	if err != nil {
 		return "", err
 	}
@@ -70,9 +72,31 @@ func only(cards []cardInfo) (string, error) {
 	return "", usagef("name one with -d or in $"+deviceVariable, "%d cards are present: %s", len(cards), strings.Join(names, ", "))
 }
 
-// isCard tells whether IDs are those of the contract's card.
-func isCard(vendor, device uint16) bool {
-	return vendor == hw.PCIVendorID && device == hw.PCIDeviceID
+// cardIDs are the IDs of cards: the contract's, and those that the machine's file adds.
+func (a *app) cardIDs() ([]pcidev.ID, error) {
+	own, err := a.pci.IDs()
+	if err != nil {
+		return nil, usagef("correct the file, or name another in $"+pcidev.IDsVariable+"; `rnicctl list --help` has its form", "%w", err)
+	}
+	return append([]pcidev.ID{{Vendor: hw.PCIVendorID, Device: hw.PCIDeviceID}}, own...), nil
+}
+
+// functions are the PCI functions that are cards, or all of them.
+func (a *app) functions(all bool) ([]pcidev.Function, error) {
+	ids, err := a.cardIDs()
+	if err != nil {
+		return nil, err
+	}
+	known := func(vendor, device uint16) int {
+		return slices.IndexFunc(ids, func(id pcidev.ID) bool { return id.Vendor == vendor && id.Device == device })
+	}
+	list, err := a.pci.Functions(func(v, d uint16) bool { return all || known(v, d) >= 0 })
+	for i := range list {
+		if k := known(list[i].Vendor, list[i].Device); k >= 0 && ids[k].Name != "" {
+			list[i].Name = ids[k].Name
+		}
+	}
+	return list, err
 }
 
 // source is what answers about a card: the process that holds it, or the card that this process opened.

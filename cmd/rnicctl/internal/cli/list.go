@@ -8,22 +8,22 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"rnic/cmd/rnicctl/internal/pcifn"
 	"rnic/driver/status"
 	"rnic/hw"
+	"rnic/vfio/pcidev"
 )
 
 // cardInfo is a line of `list`.
 type cardInfo struct {
-	Address  string      `json:"address"`
-	ID       string      `json:"id"` // vendor:device
-	Name     string      `json:"name"`
-	Driver   string      `json:"driver"`
-	Group    *int        `json:"group"`     // IOMMU group
-	NUMANode *int        `json:"numa_node"` // null where the platform does not say
-	Link     string      `json:"link"`
-	State    pcifn.State `json:"state"`
-	Holder   *holderJSON `json:"holder"`
+	Address  string       `json:"address"`
+	ID       string       `json:"id"` // vendor:device
+	Name     string       `json:"name"`
+	Driver   string       `json:"driver"`
+	Group    *int         `json:"group"`     // IOMMU group
+	NUMANode *int         `json:"numa_node"` // null where the platform does not say
+	Link     string       `json:"link"`
+	State    pcidev.State `json:"state"`
+	Holder   *holderJSON  `json:"holder"`
 }
 
 // list shows the cards of this machine.
@@ -35,7 +35,10 @@ func (a *app) list() *cobra.Command {
 and answer for at a status socket, soft cards among them.
 
 STATE: unbound (no driver has it), kernel (another driver than vfio-pci has it), ready (free for a program),
-held (a process has it), broken (it does not answer), quarantined (put aside after a failed reset).`,
+held (a process has it), broken (it does not answer), quarantined (put aside: /run/rnic/quarantine says why).
+
+Cards are the functions with the contract's ID, and those whose IDs are in /etc/rnic/pci.ids, or in the file that
+$RNIC_PCI_IDS names: a line each, VVVV:DDDD NAME.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cards, err := a.cards(c.Context(), all)
 			if err != nil {
@@ -78,7 +81,7 @@ func known(n int) *int {
 
 // cards lists the machine's cards: PCI functions first, then those that only a status socket tells of.
 func (a *app) cards(ctx context.Context, all bool) ([]cardInfo, error) {
-	functions, err := a.pci.Functions(func(v, d uint16) bool { return all || isCard(v, d) })
+	functions, err := a.functions(all)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +113,7 @@ func (a *app) cards(ctx context.Context, all bool) ([]cardInfo, error) {
 			cards = append(cards, cardInfo{Address: h.Addr, ID: fmt.Sprintf("%04x:%04x", hw.PCIVendorID, hw.PCIDeviceID)})
 		}
 		c := &cards[i]
-		c.Name, c.State, c.Holder = h.Attr.Name, pcifn.Held, &holderJSON{h.PID, a.pci.Program(h.PID)}
+		c.Name, c.State, c.Holder = h.Attr.Name, pcidev.Held, &holderJSON{h.PID, a.pci.Program(h.PID)}
 		if snap, err := client.Snapshot(ctx); err == nil && c.Link == "" {
 			c.Link = fmt.Sprintf("%s %d Gb/s", strings.ToLower(snap.Port.Link.String()), snap.Port.SpeedMbps/1000)
 		}

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"rnic/cmd/rnicctl/internal/pcifn"
 	"rnic/driver"
+	"rnic/vfio/pcidev"
 )
 
 // TestTables: each table, asked of the holder and of a card that nobody holds, fits its schema and has the
@@ -257,7 +257,7 @@ func TestList(t *testing.T) {
 			}
 		}
 	}
-	tree := pcifn.Tree{Sys: sys, Proc: "/proc"}
+	tree := pcidev.Tree{Sys: sys, Proc: "/proc"}
 	list := func(args ...string) map[string]map[string]any {
 		m := map[string]map[string]any{}
 		for _, c := range rnicctlOn(t.Context(), tree, append([]string{"list", "--json"}, args...)...).well(t).object(t, "list")["cards"].([]any) {

@@ -14,12 +14,12 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"rnic/cmd/rnicctl/internal/pcifn"
 	"rnic/cmd/rnicctl/internal/qppair"
 	"rnic/driver"
 	"rnic/hw"
 	_ "rnic/hw/softcard/soft"
 	"rnic/vfio"
+	"rnic/vfio/pcidev"
 )
 
 // result is what one run of rnicctl left.
@@ -36,7 +36,7 @@ func rnicctl(t *testing.T, args ...string) result {
 	return rnicctlOn(ctx, none(t), args...)
 }
 
-func rnicctlOn(ctx context.Context, tree pcifn.Tree, args ...string) result {
+func rnicctlOn(ctx context.Context, tree pcidev.Tree, args ...string) result {
 	var out, err bytes.Buffer
 	a := &app{out: &out, err: &err, pci: tree}
 	code := a.main(ctx, args)
@@ -231,7 +231,7 @@ func interrupted(t *testing.T, after time.Duration) context.Context {
 }
 
 // none is a machine without PCI functions.
-func none(t *testing.T) pcifn.Tree { return pcifn.Tree{Sys: t.TempDir(), Proc: "/proc"} }
+func none(t *testing.T) pcidev.Tree { return pcidev.Tree{Sys: t.TempDir(), Proc: "/proc"} }
 
 // The scheme "lone" is a soft card that nobody takes for one.
 func init() {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"rnic/cmd/rnicctl/internal/pcifn"
+	"rnic/vfio/pcidev"
 )
 
 // app is what every command shares: the global options and where output goes.
@@ -24,13 +24,13 @@ type app struct {
 	verbose  bool
 	color    string
 
-	stream bool       // JSON objects one a line: the command prints many
-	pci    pcifn.Tree // where sysfs and procfs are
+	stream bool        // JSON objects one a line: the command prints many
+	pci    pcidev.Tree // where sysfs, procfs and the files of setup are
 }
 
 // Main runs rnicctl with args and gives its exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	return (&app{out: stdout, err: stderr, pci: pcifn.Host}).main(ctx, args)
+	return (&app{out: stdout, err: stderr, pci: pcidev.Host}).main(ctx, args)
 }
 
 func (a *app) main(ctx context.Context, args []string) int {

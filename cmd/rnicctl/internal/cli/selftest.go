@@ -3,11 +3,13 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"rnic/cmd/rnicctl/internal/selftest"
+	"rnic/vfio/pcidev"
 )
 
 // stageJSON is a stage of `selftest`.
@@ -42,8 +44,15 @@ where no card is present, a peer is made.`,
 			if addr == soft[0] && peer == "" {
 				peer = soft[1]
 			}
+			ids, err := a.cardIDs()
+			if err != nil {
+				return err
+			}
+			known := func(v, d uint16) bool {
+				return slices.ContainsFunc(ids, func(id pcidev.ID) bool { return id.Vendor == v && id.Device == d })
+			}
 			p := &progress{a: a}
-			report, err := selftest.Run(c.Context(), selftest.Options{Addr: addr, Peer: peer, Stages: stages, Timeout: a.timeout, Progress: p.at})
+			report, err := selftest.Run(c.Context(), selftest.Options{Addr: addr, Peer: peer, Stages: stages, Known: known, Timeout: a.timeout, Progress: p.at})
 			p.end()
 			if errors.Is(err, selftest.ErrStage) {
 				return usagef("name one of them", "--stage: %w", err)

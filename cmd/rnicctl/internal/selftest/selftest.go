@@ -46,6 +46,8 @@ type Options struct {
 	Addr   string   // the card
 	Peer   string   // a second card on the same wire, "" for none
 	Stages []string // the stages to run, all where empty
+	// Known tells the IDs of boards besides the contract's; nil for none.
+	Known func(vendor, device uint16) bool
 	// Timeout bounds each answer of the card.
 	Timeout time.Duration
 	// Progress is told of each stage before it runs; nil for nobody.
@@ -164,7 +166,7 @@ func (r *runner) stage(ctx context.Context, s *stage) (string, error) {
 			if err != nil {
 				return "", &openError{err}
 			}
-			r.fn = &function{dev: dev, timeout: r.Timeout}
+			r.fn = &function{dev: dev, timeout: r.Timeout, known: r.Known}
 		}
 		return s.raw(r.fn, ctx)
 	}

@@ -1,4 +1,4 @@
-package pcifn
+package pcidev
 
 import (
 	"os"
