@@ -30,9 +30,9 @@ lint:
 rtl:
 	$(GO) run ./test/rtl
 
-## bench: every benchmark, with allocations
+## bench: the figures of docs/performance.md, against floors and aims; wants gcc
 bench:
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) run ./test/bench
 
 ## fuzz: every fuzz target for FUZZTIME, as many side by side as there are processors
 fuzz:

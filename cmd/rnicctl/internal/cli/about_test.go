@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,7 +82,7 @@ func TestSchemasAreUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tests strings.Builder
-	for _, f := range append(mustGlob(t, "*_test.go"), mustGlob(t, "../../../rnicsim/*_test.go")...) {
+	for _, f := range append(mustGlob(t, "*_test.go"), slices.Concat(mustGlob(t, "../../../rnicsim/*_test.go"), mustGlob(t, "../../../../test/bench/*_test.go"))...) {
 		b, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
