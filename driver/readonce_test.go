@@ -139,13 +139,14 @@ func TestH01_ReadOnce(t *testing.T) {
 			}
 			for i := range max(c.size, c.whole) {
 				limit := 1
-				if i == 0 && c.whole != 0 {
+				if i == 0 {
 					limit = 2 // the compiler's check for nil touches it
 				}
 				if i >= c.size-4 && i < c.size {
 					limit = polled
 				}
-				if n := memtest.Loads(t, &ring[i], c.make()); n > limit {
+				n := memtest.Least(t, &ring[i], limit, c.make)
+				if n > limit {
 					t.Errorf("byte %d is loaded %d times", i, n)
 				}
 			}

@@ -23,13 +23,17 @@ type Mapping struct {
 	released bool
 }
 
+// maxMapping is the largest region that is reserved, in bytes: all regions of a
+// function, each as large, leave the process the most of its address space.
+const maxMapping = 1 << 42
+
 // NewMapping maps areas of the file fd, whose region begins at file offset
 // base, into a reserved range of size bytes. A mapping that is not writable
 // faults on a store. Device implementations call it; fd may be closed after.
 func NewMapping(size uint64, areas []Area, fd int, base uint64, writable bool) (*Mapping, error) {
 	page := uint64(os.Getpagesize())
 	fail := func(obj string, err error) error { return &Error{Op: "map region", Object: obj, Err: err} }
-	if size > 1<<46 {
+	if size > maxMapping {
 		return nil, fail(fmt.Sprintf("of %#x bytes", size), ErrInvalid)
 	}
 	m := &Mapping{size: uintptr(max(size+page-1, page) &^ (page - 1))}

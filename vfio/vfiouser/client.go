@@ -325,16 +325,25 @@ func (d *Device) regionInfo(i int) (r vfio.RegionInfo, fileOffset uint64, fd int
 	return r, fileOffset, fd, nil
 }
 
+// maxMapped is how much of a region is mapped. The number of mappings of a
+// process is limited, and one that is revoked takes one for every 2 MiB: a
+// server that names more has the rest of its client fail.
+const maxMapped = 4 << 30
+
 // mappable says whether a region's file can be mapped without fear: whole
-// pages, sealed against shrinking, large enough for every area.
+// pages, not too many, sealed against shrinking, large enough for every area.
 func mappable(fd int, fileOffset uint64, r vfio.RegionInfo) bool {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	var st unix.Stat_t
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || unix.Fstat(fd, &st) != nil {
 		return false
 	}
-	page := uint64(os.Getpagesize())
+	page, left := uint64(os.Getpagesize()), uint64(maxMapped)
 	for _, a := range r.Areas {
+		if a.Size > left {
+			return false
+		}
+		left -= a.Size
 		end := fileOffset + a.Offset + a.Size
 		if a.Offset%page != 0 || a.Size%page != 0 || (fileOffset+a.Offset)%page != 0 || end < fileOffset || end > uint64(st.Size) {
 			return false

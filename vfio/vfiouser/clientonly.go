@@ -3,6 +3,7 @@ package vfiouser
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"rnic/vfio"
 )
@@ -110,6 +111,9 @@ func (d *Device) RegionIOFDs(i int) ([]IOFD, error) {
 		x.FD = m.fds[at]
 		out = append(out, x)
 	}
-	m.fds = nil
+	// What no sub-region names is nobody's.
+	m.fds = slices.DeleteFunc(m.fds, func(fd int) bool {
+		return slices.ContainsFunc(out, func(x IOFD) bool { return x.FD == fd })
+	})
 	return out, nil
 }

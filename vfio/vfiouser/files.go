@@ -13,6 +13,10 @@ import (
 // clients need theirs. What comes beyond is reached by message.
 const maxFiles = 64
 
+// maxFileBytes is how much address space all of them may take: that of the
+// process is what its other clients and its heap live in.
+const maxFileBytes = 1 << 40
+
 // fileKey identifies an open file. The mapping holds the inode, so its number
 // is not used again while the key is in the table.
 type fileKey struct {
@@ -60,6 +64,13 @@ func (f files) get(fd int, off, n uint64, write bool) (*sharedFile, error) {
 		return s, nil
 	}
 	if len(f) >= maxFiles || f[key] != nil { // the latter: it has grown since
+		return nil, nil
+	}
+	left := int64(maxFileBytes)
+	for _, s := range f {
+		left -= int64(len(s.b))
+	}
+	if st.Size > left {
 		return nil, nil
 	}
 	prot := unix.PROT_READ
