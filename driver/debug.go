@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"rnic/hw"
@@ -23,18 +24,29 @@ func (d *Device) Debug() (*Debug, error) {
 	return &Debug{d}, nil
 }
 
+// fail makes the error of an access; once the device is gone, that is why.
+func (g *Debug) fail(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if gone := g.d.alive(); gone != nil {
+		err = gone
+	}
+	return g.d.fail(op, "", err)
+}
+
 func (g *Debug) set(off uint64, v uint32) error {
-	return g.d.fail("write debug page", "", g.d.ctrl.Write32(off, v))
+	return g.fail("write debug page", g.d.ctrl.Write32(off, v))
 }
 
 func (g *Debug) get(off uint64) (uint32, error) {
 	v, err := g.d.ctrl.Read32(off)
-	return v, g.d.fail("read debug page", "", err)
+	return v, g.fail("read debug page", err)
 }
 
 func (g *Debug) get64(off uint64) (uint64, error) {
 	v, err := g.d.ctrl.Read64(off)
-	return v, g.d.fail("read debug page", "", err)
+	return v, g.fail("read debug page", err)
 }
 
 func flag(on bool) uint32 {
@@ -42,6 +54,17 @@ func flag(on bool) uint32 {
 		return 1
 	}
 	return 0
+}
+
+// Sync returns once the card has taken in what was set before: what it does from
+// then on, it does so. It is a command that does nothing.
+func (g *Debug) Sync(ctx context.Context) error {
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	if err := g.d.alive(); err != nil {
+		return g.d.fail("use debug page", "", err)
+	}
+	return g.d.fail("use debug page", "", g.d.command(ctx, hw.CommandNop, 0, 0, nil, nil))
 }
 
 // SetAckReqInterval has every nth packet of a message ask for an
@@ -65,7 +88,7 @@ func (g *Debug) Clock() (uint64, error) { return g.get64(hw.RegDebugClockNow) }
 
 // StepClock moves a clock that stands by so many ns.
 func (g *Debug) StepClock(ns uint64) error {
-	return g.d.fail("write debug page", "", g.d.ctrl.Write64(hw.RegDebugClockStep, ns))
+	return g.fail("write debug page", g.d.ctrl.Write64(hw.RegDebugClockStep, ns))
 }
 
 // NextTimer is the time in ns until the card's next timer, with a clock that
@@ -179,4 +202,51 @@ func (g *Debug) HoldFill(on bool) error { return g.set(hw.RegDebugHoldFill, flag
 // FlipCache inverts a bit of a line of the key cache.
 func (g *Debug) FlipCache(line, bit uint16) error {
 	return g.set(hw.RegDebugFlipCache, uint32(line)<<16|uint32(bit))
+}
+
+// FlipKey inverts a bit of a key's entry in the card's key table, counted through
+// its 64 bytes (KeyEntry of docs/card.md). ErrInvalid: there is no such bit.
+func (g *Debug) FlipKey(ctx context.Context, key uint32, bit int) error {
+	const op = "flip key"
+	object := fmt.Sprintf("key %#x", key)
+	if bit < 0 || bit >= 8*hw.KeyEntrySize {
+		return g.d.fail(op, object, fmt.Errorf("bit %d of %d bytes: %w", bit, hw.KeyEntrySize, ErrInvalid))
+	}
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	if err := g.d.alive(); err != nil {
+		return g.d.fail(op, object, err)
+	}
+	e, err := g.d.readKey(ctx, key>>8)
+	if err != nil {
+		return g.d.fail(op, object, err)
+	}
+	e.AsBytes()[bit/8] ^= 1 << (bit % 8)
+	return g.d.fail(op, object, g.d.writeKey(ctx, key>>8, e))
+}
+
+// CachedKey is the key in a line of the card's key cache, 0 where the line is empty.
+// ErrInvalid: there is no such line.
+func (g *Debug) CachedKey(ctx context.Context, line int) (key uint32, err error) {
+	const op = "read key cache"
+	object := fmt.Sprintf("line %d", line)
+	if line < 0 || line >= g.d.attr.KeyCacheSets*g.d.attr.KeyCacheWays {
+		return 0, g.d.fail(op, object, ErrInvalid)
+	}
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	if err := g.d.alive(); err != nil {
+		return 0, g.d.fail(op, object, err)
+	}
+	var l hw.KeyCacheLine
+	if err := g.d.command(ctx, hw.CommandReadKeyCache, uint32(line), 0, nil, l.AsBytes()); err != nil || l.Present == 0 {
+		return 0, g.d.fail(op, object, err)
+	}
+	return keyInfo(l.Index, &l.Entry).Key, nil
+}
+
+// Remove takes the device away from this program, as when the kernel asks a
+// function back: every call and every wait ends with ErrDeviceGone.
+func (g *Debug) Remove() error {
+	return g.d.giveBack(fmt.Errorf("%w: removed by a test", ErrDeviceGone))
 }

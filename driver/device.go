@@ -157,9 +157,17 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	}
 	ctx, cancel := bound(ctx)
 	defer cancel()
+	// Once the context has ended, that is why, however the end of it shows: the
+	// device is closed under whoever waits.
+	ended := func(err error) error {
+		if ctx.Err() == nil || !isGone(err) && !errors.Is(err, ErrTimeout) {
+			return err
+		}
+		return &DeadlineError{Waited: "the card to come up", Cause: context.Cause(ctx)}
+	}
 	dev, err := vfio.Open(ctx, addr)
 	if err != nil {
-		return fail(err)
+		return fail(ended(err))
 	}
 	d := &Device{
 		addr: addr, dev: dev, log: o.log.With(zap.String("device", addr)),
@@ -177,8 +185,9 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	}
 	if err != nil {
 		d.Close()
-		if ctx.Err() != nil && errors.Is(err, ErrClosed) {
-			err = &DeadlineError{Waited: "the card to come up", Cause: context.Cause(ctx)}
+		var waited *DeadlineError
+		if !errors.As(err, &waited) {
+			err = ended(err)
 		}
 		return fail(err)
 	}

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -104,7 +105,11 @@ type DeadlineError struct {
 // Error names what was waited for and the registers.
 func (e *DeadlineError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v: waited for %s (%v)", ErrTimeout, e.Waited, e.Cause)
+	if errors.Is(e.Cause, context.Canceled) {
+		fmt.Fprintf(&b, "cancelled: waited for %s (%v)", e.Waited, e.Cause)
+	} else {
+		fmt.Fprintf(&b, "%v: waited for %s (%v)", ErrTimeout, e.Waited, e.Cause)
+	}
 	for i, r := range e.Registers {
 		b.WriteString([]string{"; ", ", "}[min(i, 1)] + r.String())
 	}

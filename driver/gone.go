@@ -58,10 +58,7 @@ func (d *Device) watch() {
 				d.die(d.dev.Err())
 				return
 			case e == vfio.EventRequest:
-				// The kernel waits for the function, so everything that holds
-				// it goes at once: mappings, interrupts, the device itself.
-				d.die(fmt.Errorf("%w: the function was asked back", ErrDeviceGone))
-				if err := d.dev.Close(); err != nil && !isGone(err) {
+				if err := d.giveBack(fmt.Errorf("%w: the function was asked back", ErrDeviceGone)); err != nil {
 					d.log.Warn("give the function back", zap.Error(err))
 				}
 			case e == vfio.EventError:
@@ -113,6 +110,16 @@ func (d *Device) die(cause error) {
 			c.kill(cause)
 		}
 	})
+}
+
+// giveBack ends the device's use while the kernel waits for the function, so
+// everything that holds it goes at once: mappings, interrupts, the device itself.
+func (d *Device) giveBack(cause error) error {
+	d.die(cause)
+	if err := d.dev.Close(); err != nil && !isGone(err) {
+		return d.fail("give back", "", err)
+	}
+	return nil
 }
 
 // alive is nil while the device can be used.

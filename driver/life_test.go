@@ -347,6 +347,36 @@ func resources(t *testing.T) (fds, maps, goroutines int) {
 
 // Opening and closing leaves nothing behind: after the last as after the
 // tenth. RNIC_OPENS sets how often.
+// TestOpenCancelled: an Open whose context ends says so, wherever it was, and not that the
+// card had gone.
+func TestOpenCancelled(t *testing.T) {
+	why := errors.New("the test's own")
+	for i := range 40 {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		end := time.AfterFunc(time.Duration(i-1)*100*time.Microsecond, func() { cancel(why) })
+		if i == 0 {
+			cancel(why)
+		}
+		d, err := driver.Open(ctx, "soft:cancelled", driver.WithStatusSocket(""))
+		end.Stop()
+		if err == nil {
+			d.Close()
+			continue
+		}
+		var e *driver.DeadlineError
+		if !errors.As(err, &e) || !errors.Is(err, why) || errors.Is(err, driver.ErrDeviceGone) {
+			t.Errorf("cancelled after %d: %v", i, err)
+		}
+		cancel(nil)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := driver.Open(ctx, "soft:cancelled")
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "cancelled") {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
 func TestOpenCloseLeavesNothing(t *testing.T) {
 	rounds := 60
 	if v := os.Getenv("RNIC_OPENS"); v != "" {

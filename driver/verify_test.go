@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"rnic/driver"
+	"rnic/driver/drivertest"
 	"rnic/hw"
 )
 
@@ -170,16 +172,19 @@ func TestG21_VerifySample(t *testing.T) {
 // spoil puts a defect into all walks of a's card, from the next packet on.
 func (s *side) spoil(t *testing.T, f hw.WalkFault) {
 	t.Helper()
-	g, err := s.d.Debug()
+	if err := faults(t, s.d).BreakWalk(testCtx(t), f, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// faults are the faults of a card.
+func faults(t testing.TB, d *driver.Device) *drivertest.Card {
+	t.Helper()
+	c, err := drivertest.On(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.SetWalkFault(f, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.AwaitQuiescent(testCtx(t)); err != nil { // the card has taken it in
-		t.Fatal(err)
-	}
+	return c
 }
 
 // TestG21_VerifyStaleCache: a key that the card's cache still has after it was
@@ -388,25 +393,21 @@ func TestG21_VerifyDeregRace(t *testing.T) {
 func TestG21_VerifyFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		sges   func(a *side) []driver.SGE
-		before func(g *driver.Debug) error
+		before func(ctx context.Context, c *drivertest.Card) error
 		want   driver.Reason
 	}{
 		"length": {
 			func(a *side) []driver.SGE {
 				return []driver.SGE{a.mr.SGE(0, 10), {Addr: 1, Length: 1 << 31, LKey: 7}}
-			}, func(*driver.Debug) error { return nil }, driver.ReasonLength,
+			}, func(context.Context, *drivertest.Card) error { return nil }, driver.ReasonLength,
 		},
 		"memory": {
 			func(a *side) []driver.SGE { return []driver.SGE{a.mr.SGE(0, 5000), a.mr.SGE(9000, 700)} },
-			func(g *driver.Debug) error { return g.FailDMARead(3) }, driver.ReasonDMARead,
+			func(ctx context.Context, c *drivertest.Card) error { return c.FailRead(ctx, 3) }, driver.ReasonDMARead,
 		},
 	} {
 		a, b := verified(t, driver.Always)
-		g, err := a.d.Debug()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(c.before(g), g.AwaitQuiescent(testCtx(t))); err != nil {
+		if err := c.before(testCtx(t), faults(t, a.d)); err != nil {
 			t.Fatal(err)
 		}
 		if err := a.qp.PostSend(&driver.SendWR{WRID: 3, Opcode: driver.Write, SGEs: c.sges(a), Remote: b.mr.Remote()}); err != nil {

@@ -42,7 +42,7 @@ var suites = []suite{
 	{name: "gofmt", command: []string{"gofmt", "-l", "."}, quiet: true},
 	{name: "tidy", command: []string{"go", "mod", "tidy", "-diff"}},
 	{name: "lint", command: []string{"go", "run", staticcheck, "./..."}},
-	{name: "external", command: []string{"sh", "-c", "go vet . && go run ."}, dir: "test/external", env: []string{"CGO_ENABLED=0"}},
+	{name: "external", command: []string{"sh", "-c", "go vet . && go run . && go test -count=1 ."}, dir: "test/external", env: []string{"CGO_ENABLED=0"}},
 	{name: "drift", command: test("-run", "^TestDrift$", "./hw/internal/cardgen")},
 	{name: "rules", command: test("./test/rules")},
 	{name: "walks", command: test("-run", "^TestG(02|17|21)_", "./hw/gather")}, // the campaigns, whole; under race they are a tenth

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"rnic/driver"
+	"rnic/driver/drivertest"
 	"rnic/vfio/pcidev"
 )
 
@@ -133,16 +134,12 @@ func TestScrubFinds(t *testing.T) {
 	if err := p.write(t.Context(), 7); err != nil { // the cache holds the keys now
 		t.Fatal(err)
 	}
-	g, err := p.dev.Debug()
+	c, err := drivertest.On(p.dev)
 	if err != nil {
 		t.Fatal(err)
 	}
-	attr := p.dev.Attr()
-	set := int(p.mr.LKey()>>8) % attr.KeyCacheSets
-	for way := range attr.KeyCacheWays { // the base address' lowest bit, in whichever way it is
-		if err := g.FlipCache(uint16(set*attr.KeyCacheWays+way), 0); err != nil {
-			t.Fatal(err)
-		}
+	if err := c.FlipCached(t.Context(), p.mr.LKey(), 0); err != nil { // the base address' lowest bit
+		t.Fatal(err)
 	}
 	r := rnicctl(t, "keys", "--scrub", "-d", "soft:scrubbed", "--json")
 	o := r.object(t, "scrub")
