@@ -364,7 +364,7 @@ func TestHeldIsNotUnbound(t *testing.T) {
 	if _, err := m.Tree().Bind(ctx, []string{nic}, pcidev.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	m.Open(4711, "pump", "/dev/vfio/17")
+	m.Hold(4711, "pump", "/dev/vfio/17")
 	_, err := m.Tree().Unbind(ctx, []string{nic}, pcidev.Options{})
 	var busy *vfio.BusyError
 	if !errors.As(err, &busy) || busy.PID != 4711 || m.Bound(nic) != "vfio-pci" {

@@ -74,12 +74,17 @@ func (l Link) String() string {
 	if l.Width == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("%s x%d", speed(l.Speed), l.Width)
 	if l.Degraded() {
-		s += fmt.Sprintf(" of %s x%d", speed(l.MaxSpeed), l.MaxWidth)
+		return l.Now() + " of " + l.Most()
 	}
-	return s
+	return l.Now()
 }
+
+// Now is the link as it runs, "8.0 GT/s x8", and Most as it could.
+func (l Link) Now() string { return fmt.Sprintf("%s x%d", speed(l.Speed), l.Width) }
+
+// Most is the link as it could run by what both ends can.
+func (l Link) Most() string { return fmt.Sprintf("%s x%d", speed(l.MaxSpeed), l.MaxWidth) }
 
 // Degraded tells whether the link runs slower or narrower than both ends could.
 func (l Link) Degraded() bool {

@@ -132,7 +132,7 @@ func TestResetRefusals(t *testing.T) {
 	m.File("sys/devices/pci0000:00/"+nic+"/net/eth7/flags", "0x1003\n")
 	m.Link("sys/class/net/eth7", m.Path("sys/devices/pci0000:00/"+nic+"/net/eth7"))
 	m.Add(pcitest.Function{Addr: twin, Driver: "vfio-pci", Group: 18, ResetMethods: "flr"})
-	m.Open(4711, "pump", "/dev/vfio/18")
+	m.Hold(4711, "pump", "/dev/vfio/18")
 	m.Add(pcitest.Function{Addr: "0000:00:02.0", Class: 0x060400, Group: 19, ResetMethods: "flr"})
 	m.Fail = func(path, _ string) error {
 		t.Errorf("%s was written", path)

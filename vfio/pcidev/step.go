@@ -69,7 +69,7 @@ func (t Tree) run(ctx context.Context, c *Change, steps []step) error {
 		case s.verify != nil:
 			object, err = t.verify(ctx, c, s.verify)
 		default:
-			err = t.exec(ctx, s.argv[0], s.argv[1:]...)
+			err = t.Command(ctx, s.argv[0], s.argv[1:]...)
 		}
 		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w: this wants root: %w", vfio.ErrPermission, err)

@@ -92,8 +92,13 @@ func writeAttribute(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// exec runs a program.
-func (t Tree) exec(ctx context.Context, name string, args ...string) error {
+// SetAttribute writes an attribute of sysfs, and waits no longer than the context lasts.
+func (t Tree) SetAttribute(ctx context.Context, path, text string) error {
+	return t.write(ctx, path, text+"\n")
+}
+
+// Command runs a program of the system to its end.
+func (t Tree) Command(ctx context.Context, name string, args ...string) error {
 	if t.Exec != nil {
 		return t.Exec(ctx, name, args...)
 	}

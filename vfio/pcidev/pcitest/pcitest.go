@@ -183,8 +183,8 @@ func (m *Machine) plug(f *Function) {
 	}
 }
 
-// Open makes a process that has a file open.
-func (m *Machine) Open(pid int, program, file string) {
+// Hold makes a process that has a file open.
+func (m *Machine) Hold(pid int, program, file string) {
 	m.t.Helper()
 	dir := "proc/" + strconv.Itoa(pid)
 	m.File(dir+"/comm", program+"\n")

@@ -55,8 +55,8 @@ func (t *table) rowIf(re *regexp.Regexp, cells ...any) bool {
 
 // Colours of cells that want to be seen, and of the heading.
 var paints = map[string]string{
-	"pass": "32", "RTS": "32", "ready": "32", "hit": "32",
-	"fail": "31", "ERR": "31", "SQE": "31", "broken": "31", "fault": "31", "FAULT": "31",
+	"pass": "32", "ok": "32", "RTS": "32", "ready": "32", "hit": "32",
+	"fail": "31", "failed": "31", "warn": "33", "ERR": "31", "SQE": "31", "broken": "31", "fault": "31", "FAULT": "31",
 	"skip": "33", "miss": "33", "held": "33", "quarantined": "33",
 }
 

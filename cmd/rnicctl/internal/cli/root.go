@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"rnic/cmd/rnicctl/internal/doctor"
 	"rnic/vfio/pcidev"
 )
 
@@ -24,8 +25,9 @@ type app struct {
 	verbose  bool
 	color    string
 
-	stream bool        // JSON objects one a line: the command prints many
-	pci    pcidev.Tree // where sysfs, procfs and the files of setup are
+	stream  bool                 // JSON objects one a line: the command prints many
+	patient func(*doctor.Doctor) // what tests put before a doctor
+	pci     pcidev.Tree          // where sysfs, procfs and the files of setup are
 }
 
 // Main runs rnicctl with args and gives its exit code.

@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"rnic/cmd/rnicctl/internal/doctor"
 	"rnic/hw"
+	"rnic/vfio"
 	"rnic/vfio/pcidev"
 	"rnic/vfio/pcidev/pcitest"
 )
@@ -79,14 +83,14 @@ func TestSetupFailures(t *testing.T) {
 			if _, err := m.Tree().Bind(t.Context(), []string{board}, pcidev.Options{}); err != nil {
 				t.Fatal(err)
 			}
-			m.Open(4711, "pump", "/dev/vfio/17")
+			m.Hold(4711, "pump", "/dev/vfio/17")
 		}, exitHeld, "held", []string{"4711"}},
 		{"rung", "reset --max roof " + board, nil, exitUsage, "usage", []string{"roof"}},
 		{"reset held", "reset " + board, func(m *pcitest.Machine) {
 			if _, err := m.Tree().Bind(t.Context(), []string{board}, pcidev.Options{}); err != nil {
 				t.Fatal(err)
 			}
-			m.Open(4711, "pump", "/dev/vfio/17")
+			m.Hold(4711, "pump", "/dev/vfio/17")
 		}, exitHeld, "held", []string{"4711"}},
 		{"IDs", "list", func(m *pcitest.Machine) { m.File("etc/rnic/pci.ids", "# mine\nboard\n") }, exitUsage, "usage", []string{"pci.ids:2", "board"}},
 	} {
@@ -149,5 +153,67 @@ func TestOwnIDs(t *testing.T) {
 	}
 	if c := cards[1].(map[string]any); c["name"] != "Bench board" || c["id"] != "1234:5678" || c["state"] != "quarantined" || c["driver"] != "" {
 		t.Errorf("%v", c)
+	}
+}
+
+// TestDoctor: the report's columns, schema and exit code; --fix shows what it does, does it, and looks again.
+func TestDoctor(t *testing.T) {
+	m := machine(t)
+	if err := m.Tree().Write(m.Path("sys/bus/pci/drivers/xdma/unbind"), board); err != nil {
+		t.Fatal(err)
+	}
+	m.File("proc/self/limits", "Max locked memory 67108864 67108864 bytes\n")
+	m.File("proc/interrupts", "0: 1 IR-IO-APIC 2-edge timer\n")
+	m.File("sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "64\n")
+	m.File("etc/udev/rules.d/60-rnic.rules", "")
+	m.File("dev/vfio/vfio", "")
+	m.File("dev/vfio/17", "")
+	sound := func(d *doctor.Doctor) {
+		d.Open = func(ctx context.Context, _ string) (vfio.Device, error) { return vfio.Open(ctx, "soft:patient") }
+	}
+	run := func(args ...string) result {
+		var out, err bytes.Buffer
+		a := &app{out: &out, err: &err, pci: m.Tree(), patient: sound}
+		code := a.main(t.Context(), append([]string{"doctor"}, args...))
+		return result{code, out.String(), err.String()}
+	}
+	r := run()
+	if head := strings.Join(strings.Fields(r.out[:strings.Index(r.out, "\n")]), " "); r.code != exitFound || head != "CHECK RESULT VALUE LIMIT FIX" || m.Bound(board) != "" {
+		t.Errorf("exit %d, driver %q, heading %q", r.code, m.Bound(board), head)
+	}
+	results := func(o map[string]any) map[string]string {
+		by := map[string]string{}
+		for _, f := range o["findings"].([]any) {
+			f := f.(map[string]any)
+			by[f["check"].(string)] = f["result"].(string)
+		}
+		return by
+	}
+	o := run("--json").object(t, "doctor")
+	if by := results(o); o["well"] != false || by["not-bound"] != "fail" || by["mapping-limit"] != "fail" || by["iova-width"] != "skip" {
+		t.Errorf("%v", o)
+	}
+	// One repair fails: it says so, and the rest is done.
+	m.Fail = func(path, _ string) error {
+		if filepath.Base(path) == "dma_entry_limit" {
+			return unix.EACCES
+		}
+		return nil
+	}
+	r = run("--fix", board)
+	if r.code != exitFound || !strings.Contains(r.out, "  rnicctl bind "+board+"\n  done\n") || !strings.Contains(r.out, "failed: ") || m.Bound(board) != "vfio-pci" {
+		t.Errorf("exit %d, driver %q\n%s", r.code, m.Bound(board), r.out)
+	}
+	m.Fail = nil
+	o = run("--fix", "--json", "03:00.0").well(t).object(t, "doctor")
+	if by := results(o); o["well"] != true || len(o["repairs"].([]any)) != 1 || by["mapping-limit"] != "ok" || by["contract-mismatch"] != "ok" || by["iova-width"] != "warn" {
+		t.Errorf("%v", o)
+	}
+	// A card that is no PCI function, by -d.
+	if r := rnicctl(t, "doctor", "-d", "soft:other").well(t); !strings.Contains(r.out, "contract 1.") || strings.Contains(r.out, "iommu-off") {
+		t.Errorf("%s", r.out)
+	}
+	if r := run("0000:0f:00.0", "--json"); r.code != exitNoCard {
+		t.Errorf("exit %d", r.code)
 	}
 }
