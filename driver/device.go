@@ -17,6 +17,7 @@ import (
 	"rnic/hw"
 	"rnic/queues"
 	"rnic/vfio"
+	_ "rnic/vfio/vfiopci"  // PCI addresses
 	_ "rnic/vfio/vfiouser" // the address scheme vfio-user
 )
 

@@ -61,13 +61,24 @@ func (b *BAR) check(op string, off, n uint64) error {
 		Err: fmt.Errorf("%w (size %#x) or misaligned", ErrRange, b.info.Size)}
 }
 
+// mapped runs an access to the mapping. A kernel that has switched the
+// function's memory space off answers it with SIGBUS, which is an error here.
+func (b *BAR) mapped(op string, off uint64, f func()) error {
+	if err := Guard(f); err != nil {
+		return &Error{Addr: b.dev.Addr(), Op: op, Object: fmt.Sprintf("region %d offset %#x", b.info.Index, off), Err: err}
+	}
+	return b.dev.Err()
+}
+
 // Read32 reads the 32-bit register at off, a multiple of 4.
 func (b *BAR) Read32(off uint64) (uint32, error) {
 	if err := b.check("read register", off, 4); err != nil {
 		return ^uint32(0), err
 	}
 	if p := b.m.Word32(off); p != nil {
-		return mmio.Load32(p), b.dev.Err()
+		r := ^uint32(0)
+		err := b.mapped("read register", off, func() { r = mmio.Load32(p) })
+		return r, err
 	}
 	var v [4]byte
 	if err := b.dev.ReadRegion(b.info.Index, off, v[:]); err != nil {
@@ -82,8 +93,7 @@ func (b *BAR) Write32(off uint64, v uint32) error {
 		return err
 	}
 	if p := b.m.Word32(off); p != nil {
-		mmio.Store32(p, v)
-		return b.dev.Err()
+		return b.mapped("write register", off, func() { mmio.Store32(p, v) })
 	}
 	return b.dev.WriteRegion(b.info.Index, off, binary.LittleEndian.AppendUint32(nil, v))
 }
@@ -95,8 +105,12 @@ func (b *BAR) Read64(off uint64) (uint64, error) {
 		return ^uint64(0), err
 	}
 	if lo, hi := b.m.Word32(off), b.m.Word32(off+4); lo != nil && hi != nil {
-		l := mmio.Load32(lo)
-		return uint64(mmio.Load32(hi))<<32 | uint64(l), b.dev.Err()
+		r := ^uint64(0)
+		err := b.mapped("read register", off, func() {
+			l := mmio.Load32(lo)
+			r = uint64(mmio.Load32(hi))<<32 | uint64(l)
+		})
+		return r, err
 	}
 	var v [8]byte
 	if err := b.dev.ReadRegion(b.info.Index, off, v[:]); err != nil {
@@ -112,9 +126,10 @@ func (b *BAR) Write64(off, v uint64) error {
 		return err
 	}
 	if lo, hi := b.m.Word32(off), b.m.Word32(off+4); lo != nil && hi != nil {
-		mmio.Store32(lo, uint32(v))
-		mmio.Store32(hi, uint32(v>>32))
-		return b.dev.Err()
+		return b.mapped("write register", off, func() {
+			mmio.Store32(lo, uint32(v))
+			mmio.Store32(hi, uint32(v>>32))
+		})
 	}
 	return b.dev.WriteRegion(b.info.Index, off, binary.LittleEndian.AppendUint64(nil, v))
 }

@@ -1,7 +1,8 @@
 // Package vfio is the way to a PCI function from user space: its regions,
 // its DMA mappings and its interrupts, behind one interface.
 //
-// A Device is opened by address. "vfio-user:PATH" (package vfio/vfiouser)
+// A Device is opened by address. "0000:03:00.0" (package vfio/vfiopci) is a PCI
+// function through the kernel's VFIO; "vfio-user:PATH" (package vfio/vfiouser)
 // reaches a function in another process over a UNIX socket; other packages
 // add schemes with Register. The names, indices and flags are those of
 // linux/vfio.h.
@@ -87,7 +88,7 @@ func (p Prot) String() string {
 
 // DeviceInfo describes an open device (struct vfio_device_info).
 type DeviceInfo struct {
-	Backend    string // "vfio-user", "type1v2" or "iommufd"
+	Backend    string // "vfio-user"; of the kernel "type1v2", "iommufd" or "iommufd-compat"
 	PCI        bool   // VFIO_DEVICE_FLAGS_PCI
 	Reset      bool   // VFIO_DEVICE_FLAGS_RESET: Reset works
 	NumRegions int
@@ -186,7 +187,8 @@ type Device interface {
 	IRQ(i int) (IRQInfo, error)
 	// SetIRQs connects eventfds to vectors start, start+1, … of index i;
 	// -1 disconnects a vector. The fds stay the caller's. Where the index has
-	// IRQNoResize, one call must span the largest set that is wanted.
+	// IRQNoResize, one call must span the largest set that is wanted. More
+	// vectors than the machine has is a *VectorsError, and none is connected.
 	SetIRQs(i, start int, fds []int) error
 	// DisableIRQs disconnects all vectors of index i.
 	DisableIRQs(i int) error

@@ -20,7 +20,7 @@ var (
 	ErrExists       = errors.New("overlaps an existing DMA mapping")
 	ErrNotMapped    = errors.New("no such DMA mapping")
 	ErrAlignment    = errors.New("not made of whole pages")
-	ErrExhausted    = errors.New("no free DMA address range")
+	ErrExhausted    = errors.New("no more to be had")
 	ErrInUse        = errors.New("still in use")
 	ErrProtocol     = errors.New("peer broke the protocol")
 )
@@ -63,3 +63,51 @@ func (e *BusyError) Error() string {
 
 // Is makes errors.Is(err, ErrBusy) true.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
+
+// Checks of a machine by their stable names: SetupError has them, and so has
+// rnicctl doctor, which looks beforehand.
+const (
+	CheckIOMMUOff       = "iommu-off"
+	CheckNoVFIO         = "no-vfio"
+	CheckNotBound       = "not-bound"
+	CheckGroupNotViable = "group-not-viable"
+	CheckNoPermission   = "no-permission"
+	CheckMSINoRemap     = "msi-no-remap"
+	CheckVFToken        = "vf-token"
+	CheckMemlockLow     = "memlock-low"
+	CheckDMAEntryLimit  = "dma-entry-limit"
+	CheckBusy           = "busy"
+)
+
+// SetupError is what this machine has to change before a device can be used
+// as asked. It unwraps to its cause: a sentinel, and the errno where there was
+// one.
+type SetupError struct {
+	Check  string // a Check* name
+	Object string // what it is about: a function, a group, a node, a limit
+	Value  string // how it is now
+	Limit  string // how it must be
+	Fix    string // what to do: a command, or words
+	Err    error
+}
+
+// Error names the check, the object, its value, the limit and the remedy.
+func (e *SetupError) Error() string {
+	return fmt.Sprintf("%s: %s: %s; must be: %s; fix: %s (%v)", e.Check, e.Object, e.Value, e.Limit, e.Fix, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *SetupError) Unwrap() error { return e.Err }
+
+// VectorsError is a function for which the machine has fewer interrupt vectors
+// than were asked for; nothing was connected. Ask again for Available. It is
+// ErrExhausted.
+type VectorsError struct{ Asked, Available int }
+
+// Error gives both numbers.
+func (e *VectorsError) Error() string {
+	return fmt.Sprintf("%d interrupt vectors were asked for, and the machine has %d", e.Asked, e.Available)
+}
+
+// Is makes errors.Is(err, ErrExhausted) true.
+func (e *VectorsError) Is(target error) bool { return target == ErrExhausted }

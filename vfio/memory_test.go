@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"rnic/hw/mmio"
+	"rnic/vfio/uapi"
 )
 
 func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -290,14 +291,13 @@ func TestKernelHeader(t *testing.T) {
 	add("VFIO_IRQ_INFO_NORESIZE", uint64(IRQNoResize))
 	add("VFIO_DMA_MAP_FLAG_READ", uint64(ProtRead))
 	add("VFIO_DMA_MAP_FLAG_WRITE", uint64(ProtWrite))
-	add("VFIO_REGION_INFO_CAP_SPARSE_MMAP", regionCapSparseMmap)
+	add("VFIO_REGION_INFO_CAP_SPARSE_MMAP", uapi.VFIO_REGION_INFO_CAP_SPARSE_MMAP)
 	add("sizeof(struct vfio_region_info)", RegionInfoSize)
 	add("offsetof(struct vfio_region_info, flags)", 4)
 	add("offsetof(struct vfio_region_info, index)", 8)
 	add("offsetof(struct vfio_region_info, cap_offset)", 12)
 	add("offsetof(struct vfio_region_info, size)", 16)
 	add("offsetof(struct vfio_region_info, offset)", 24)
-	add("sizeof(struct vfio_info_cap_header)", regionCapHeaderSize)
 	add("sizeof(struct vfio_region_info_cap_sparse_mmap)", regionCapSparseSize)
 	add("offsetof(struct vfio_region_info_cap_sparse_mmap, nr_areas)", 8)
 	add("sizeof(struct vfio_region_sparse_mmap_area)", 16)

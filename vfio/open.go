@@ -42,19 +42,25 @@ func Schemes() []string {
 // Packages that register a scheme, for the error that names the import.
 var providers = map[string]string{
 	"vfio-user": "rnic/vfio/vfiouser",
+	SchemePCI:   "rnic/vfio/vfiopci",
 	"soft":      "rnic/hw/softcard/soft",
 }
 
-var bdf = regexp.MustCompile(`^([0-9a-fA-F]{4,}:)?[0-9a-fA-F]{2}:[0-1][0-9a-fA-F]\.[0-7]$`)
+// SchemePCI is the scheme of a PCI address: "0000:03:00.0" is short for
+// "pci:0000:03:00.0".
+const SchemePCI = "pci"
+
+var bdf = regexp.MustCompile(`^([0-9a-fA-F]{4,}:)?[0-9a-fA-F]{2}:[0-1][0-9a-fA-F]\.[0-7](\?.*)?$`)
 
 // Open opens the device at addr: "scheme:rest", or the PCI address of a
-// function that the kernel's VFIO drives. The context bounds it.
+// function that the kernel's VFIO drives, with options behind a question mark
+// (package vfio/vfiopci has them). The context bounds it.
 func Open(ctx context.Context, addr string) (Device, error) {
 	fail := func(err error) error { return &Error{Addr: addr, Op: "open", Err: err} }
-	if bdf.MatchString(addr) {
-		return nil, fail(fmt.Errorf("PCI address: kernel VFIO: %w", ErrNotSupported))
-	}
 	scheme, rest, ok := strings.Cut(addr, ":")
+	if bdf.MatchString(addr) {
+		scheme, rest, ok = SchemePCI, addr, true
+	}
 	if !ok {
 		return nil, fail(fmt.Errorf("%w: want SCHEME:REST or a PCI address such as 0000:03:00.0", ErrInvalid))
 	}

@@ -4,18 +4,16 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+
+	"rnic/vfio/uapi"
 )
 
 // RegionInfoSize is the size of struct vfio_region_info without capabilities.
 const RegionInfoSize = 32
 
-// Region capabilities (VFIO_REGION_INFO_CAP_*).
-const (
-	regionCapSparseMmap   = 1
-	regionCapHeaderSize   = 8
-	regionCapSparseSize   = regionCapHeaderSize + 8 // then 16 bytes for each area
-	maxRegionCapabilities = 64
-)
+// regionCapSparseSize is the size of a sparse-mmap capability before its areas
+// of 16 bytes each.
+const regionCapSparseSize = 16
 
 // AppendRegionInfo appends r as struct vfio_region_info, with a sparse-mmap
 // capability where r's areas are not the whole region. fileOffset is the
@@ -39,7 +37,7 @@ func AppendRegionInfo(b []byte, r RegionInfo, fileOffset uint64) []byte {
 	b = le.AppendUint64(b, r.Size)
 	b = le.AppendUint64(b, fileOffset)
 	if sparse {
-		b = le.AppendUint16(b, regionCapSparseMmap)
+		b = le.AppendUint16(b, uapi.VFIO_REGION_INFO_CAP_SPARSE_MMAP)
 		b = le.AppendUint16(b, 1) // version
 		b = le.AppendUint32(b, 0) // next
 		b = le.AppendUint32(b, uint32(len(r.Areas)))
@@ -75,32 +73,28 @@ func ParseRegionInfo(b []byte) (r RegionInfo, fileOffset uint64, err error) {
 	if r.Flags&RegionCaps == 0 {
 		return r, fileOffset, nil
 	}
-	off := uint64(le.Uint32(b[12:]))
-	for n := 0; off != 0; n++ {
-		switch {
-		case n == maxRegionCapabilities:
-			return bad("capability chain without end")
-		case off < RegionInfoSize || off%8 != 0 || off+regionCapHeaderSize > uint64(len(b)):
-			return bad("capability at %#x of %#x", off, len(b))
+	caps, err := uapi.Capabilities(b, le.Uint32(b[12:]), RegionInfoSize)
+	if err != nil {
+		return bad("%v", err)
+	}
+	for _, c := range caps {
+		if c.ID != uapi.VFIO_REGION_INFO_CAP_SPARSE_MMAP {
+			continue
 		}
-		c := b[off:]
-		if le.Uint16(c) == regionCapSparseMmap {
-			if len(c) < regionCapSparseSize {
-				return bad("sparse-mmap capability cut off")
-			}
-			count := uint64(le.Uint32(c[8:]))
-			if count > uint64(len(c)-regionCapSparseSize)/16 {
-				return bad("%d sparse areas do not fit", count)
-			}
-			r.Areas = nil
-			for i := range count {
-				a := c[regionCapSparseSize+16*i:]
-				if s := (Area{le.Uint64(a), le.Uint64(a[8:])}); s.Size > 0 {
-					r.Areas = append(r.Areas, s)
-				}
+		if len(c.Data) < regionCapSparseSize {
+			return bad("sparse-mmap capability cut off")
+		}
+		count := uint64(le.Uint32(c.Data[8:]))
+		if count > uint64(len(c.Data)-regionCapSparseSize)/16 {
+			return bad("%d sparse areas do not fit", count)
+		}
+		r.Areas = nil
+		for i := range count {
+			a := c.Data[regionCapSparseSize+16*i:]
+			if s := (Area{le.Uint64(a), le.Uint64(a[8:])}); s.Size > 0 {
+				r.Areas = append(r.Areas, s)
 			}
 		}
-		off = uint64(le.Uint32(c[4:]))
 	}
 	if r.Flags&RegionMmap == 0 {
 		r.Areas = nil

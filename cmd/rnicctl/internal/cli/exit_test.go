@@ -64,7 +64,8 @@ func TestExitCodes(t *testing.T) {
 		{"walk -d soft:exit-held", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
 		{"info -d soft:exit-mute", exitHeld, "held", "no status socket in " + driver.StatusDir()},
 		{"regs -d soft:exit-held --set SCRATCH=1 --yes", exitHeld, "held", fmt.Sprintf("pid %d", os.Getpid())},
-		{"info -d 0000:03:00.0", exitLacks, "not-supported", "0000:03:00.0"},
+		{"info -d fffe:03:00.0", exitNoCard, "no-card", "fffe:03:00.0"},
+		{"info -d 0000:03:00.0?vfio=uio", exitUsage, "usage", "vfio=iommufd"},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			r := rnicctl(t, append(strings.Fields(c.args), "--json")...)
