@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 
 	"rnic/test/vm/debian"
 )
@@ -19,6 +20,9 @@ func qemuEnv(dir string) []string {
 	return []string{"QEMU_MODULE_DIR=" + dir + "/usr/lib/x86_64-linux-gnu/qemu"}
 }
 
+// guestCPU is what the guest sees: all that TCG emulates, but for "fast" string instructions, which are slow in it.
+const guestCPU = "max,-erms,-fsrm"
+
 // vfioUserPCI asks QEMU whether it has the device.
 func vfioUserPCI(ctx context.Context, dir string) error {
 	out, err := command(ctx, "", qemuEnv(dir), append(qemuCommand(dir), "-device", "vfio-user-pci,help")...)
@@ -27,4 +31,61 @@ func vfioUserPCI(ctx context.Context, dir string) error {
 		return fmt.Errorf("%s has no device vfio-user-pci, which 10.1 brought: %w", bytes.SplitN(version, []byte("\n"), 2)[0], debian.ErrMirrorLacks)
 	}
 	return err
+}
+
+// Slots of the root bus. The lower ones are the IOMMU's.
+const (
+	firstDevice = 0x08
+	firstCard   = 0x10
+)
+
+// qemuArgs are QEMU's arguments for a guest whose sockets and files are in dir.
+func (c *Config) qemuArgs(dir, kernel string) []string {
+	cmdline := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init"}
+	// A vfio-user device maps the guest's memory: it is a file that both share.
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-accel", "tcg", "-cpu", guestCPU, "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMB),
+		"-M", "q35,memory-backend=mem", "-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemoryMB),
+		"-chardev", "file,id=console,path=" + dir + "/console.log", "-serial", "chardev:console",
+		"-chardev", "socket,id=port,server=off,path=" + dir + "/port.sock", "-serial", "chardev:port",
+		"-chardev", "socket,id=qmp,server=off,path=" + dir + "/qmp.sock", "-mon", "chardev=qmp,mode=control",
+		"-kernel", kernel + "/vmlinuz", "-initrd", dir + "/initramfs",
+	}
+	iommu := ""
+	switch c.IOMMU {
+	case Intel:
+		// Caching mode: the guest tells of each mapping that it makes, which QEMU passes on to the card.
+		iommu = "intel-iommu,caching-mode=on"
+		cmdline = append(cmdline, "intel_iommu=on")
+	case Virtio:
+		iommu = "virtio-iommu-pci,addr=02.0"
+	case AMD:
+		iommu = "amd-iommu,dma-remap=on" // without it the IOMMU lets everything through
+	}
+	if iommu != "" {
+		if c.IOMMUOptions != "" {
+			iommu += "," + c.IOMMUOptions
+		}
+		args = append(args, "-device", iommu)
+	}
+	for i, d := range c.Devices {
+		args = append(args, "-device", fmt.Sprintf("%s,id=device%d,addr=%02x.0", d, i, firstDevice+i))
+	}
+	for i := range c.Cards {
+		bus, addr := "pcie.0", fmt.Sprintf("%02x.0", firstCard+i)
+		if c.RootPorts {
+			args = append(args, "-device", fmt.Sprintf("pcie-root-port,id=port%d,chassis=%d,addr=%s", i, i+1, addr))
+			bus, addr = fmt.Sprintf("port%d", i), "00.0"
+		}
+		args = append(args, "-device", fmt.Sprintf(`{"driver":"vfio-user-pci","id":"card%d","bus":"%s","addr":"%s","socket":{"type":"unix","path":"%s"}}`,
+			i, bus, addr, cardSocket(dir, i)))
+	}
+	if c.HugePages > 0 {
+		cmdline = append(cmdline, fmt.Sprintf("hugepagesz=2M hugepages=%d", c.HugePages))
+	}
+	if c.Trace != "" {
+		args = append(args, "-trace", "vfio_user_*", "-D", c.Trace)
+	}
+	return append(args, "-append", strings.Join(append(cmdline, c.KernelArgs...), " "))
 }
