@@ -20,6 +20,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"rnic/test/vm/debian"
+	"rnic/test/vm/vm"
 )
 
 // staticcheck is run by version, which keeps its modules out of go.mod.
@@ -49,7 +52,8 @@ var suites = []suite{
 	{name: "looking", command: test("./test/twoprocess")},                      // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
-	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^TestProcesses_", "./..."), limit: 15 * time.Minute},
+	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM)_", "./..."), limit: 15 * time.Minute},
+	{name: "vm", command: test("-v", "-parallel", "2", "-timeout", "3h", "-run", "^TestVM_", "./test/vm/legs"), limit: 30 * time.Minute}, // on a fresh machine it begins with downloads
 	{name: "mutants", command: []string{"go", "run", "./test/mutants", "-gate"}, limit: 10 * time.Minute},
 }
 
@@ -86,6 +90,7 @@ func run(ctx context.Context, suites []suite, names []string, logs string, out i
 		return err
 	}
 	start := time.Now()
+	var legs []string
 	for _, s := range suites {
 		if len(names) > 0 && !slices.Contains(names, s.name) {
 			continue
@@ -102,8 +107,12 @@ func run(ctx context.Context, suites []suite, names []string, logs string, out i
 			return fmt.Errorf("suite %s: %w (log: %s)", s.name, err, file)
 		}
 		fmt.Fprintf(out, "ok    %-14s %7.1f s%s\n", s.name, took, skips(log))
+		legs = append(legs, skippedLegs(log)...)
 	}
-	fmt.Fprintf(out, "ok    %-14s %7.1f s\n", "all", time.Since(start).Seconds())
+	for _, l := range legs {
+		fmt.Fprintf(out, "skip  %s\n", l)
+	}
+	fmt.Fprintf(out, "ok    %-14s %7.1f s%s\n", "all", time.Since(start).Seconds(), lastWord(legs))
 	return nil
 }
 
@@ -143,4 +152,27 @@ func skips(log []byte) string {
 		return fmt.Sprintf("   %d skipped", n)
 	}
 	return ""
+}
+
+// skippedLegs are the virtual machine's legs that a log reports as skipped: name and reason.
+func skippedLegs(log []byte) []string {
+	var legs []string
+	for line := range strings.Lines(string(log)) {
+		if _, leg, ok := strings.Cut(line, vm.Skipped); ok {
+			legs = append(legs, strings.TrimSpace(leg))
+		}
+	}
+	return legs
+}
+
+// lastWord says at the end of the last line what was not run, and whether only the mirror is why.
+func lastWord(legs []string) string {
+	if len(legs) == 0 {
+		return ""
+	}
+	why := "for the reasons above"
+	if !slices.ContainsFunc(legs, func(l string) bool { return !strings.Contains(l, debian.ErrMirrorLacks.Error()) }) {
+		why = "only the mirror lacks what they need"
+	}
+	return fmt.Sprintf("   legs skipped: %d, %s", len(legs), why)
 }

@@ -82,3 +82,29 @@ func TestSkipsAreCounted(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// TestSkippedLegsAreNamedAtTheEnd: by name and reason, and the last line says when only the mirror is why.
+func TestSkippedLegsAreNamedAtTheEnd(t *testing.T) {
+	leg := func(name, why string) suite {
+		return sh("vm", "echo '    legs_test.go:9: leg skipped: "+name+": "+why+"'")
+	}
+	for _, c := range []struct {
+		suites []suite
+		last   string
+	}{
+		{[]suite{leg("TestVM_A/6.12", "no suite trixie: the mirror lacks it")}, "legs skipped: 1, only the mirror lacks what they need\n"},
+		{[]suite{leg("TestVM_A/6.12", "the mirror lacks it"), leg("TestVM_A/6.1", "gcc is missing")}, "legs skipped: 2, for the reasons above\n"},
+		{[]suite{sh("vm", "echo fine")}, " s\n"},
+	} {
+		var out bytes.Buffer
+		if err := run(t.Context(), c.suites, nil, t.TempDir(), &out); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(out.String(), c.last) {
+			t.Errorf("the end is not %q:\n%s", c.last, out.String())
+		}
+		if strings.Contains(c.last, "skipped: 2") && !strings.Contains(out.String(), "\nskip  TestVM_A/6.12: the mirror lacks it\nskip  TestVM_A/6.1: gcc is missing\n") {
+			t.Errorf("a leg is not named:\n%s", out.String())
+		}
+	}
+}

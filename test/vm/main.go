@@ -64,7 +64,7 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	f.IntVar(&c.MemoryMB, "memory", 0, "the guest's memory in MiB")
 	f.IntVar(&c.CPUs, "cpus", 0, "the guest's processors")
 	f.IntVar(&c.HugePages, "huge-pages", 0, "pages of 2 MiB to set aside")
-	f.DurationVar(&c.Limit, "limit", 2*time.Minute, "how long the guest may live")
+	f.DurationVar(&c.Limit, "limit", 5*time.Minute, "how long the guest may live")
 	f.StringVar(&c.Trace, "trace", "", "file for QEMU's trace of vfio-user messages")
 	log := f.Bool("log", false, "print the guest's kernel log")
 	if err := f.Parse(args); err != nil {
@@ -88,7 +88,7 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	if r.Signal != "" {
 		verdict = r.Signal
 	}
-	say(fmt.Sprintf("guest %s, %s, %s: %s; payload after %.1f s, all %.1f s", c.Kernel, c.VFIO, c.IOMMU, verdict, r.Boot, r.Took.Seconds()))
+	say(fmt.Sprintf("%s: %s; payload after %.1f s, all %.1f s", r.Guest, verdict, r.Boot, r.Took.Seconds()))
 	if r.Signal != "" {
 		return 1, nil
 	}

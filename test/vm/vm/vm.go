@@ -79,7 +79,7 @@ type Config struct {
 	// Files are put into the guest: path there to path here, of a file or of a folder with all under it.
 	Files map[string]string
 
-	// Limit bounds the guest's life, from QEMU's start; 0 is two minutes.
+	// Limit bounds the guest's life, from QEMU's start; 0 is five minutes.
 	Limit time.Duration
 	// Trace is a file for QEMU's trace of vfio-user messages.
 	Trace string
@@ -89,6 +89,7 @@ type Config struct {
 
 // Result is what a guest left.
 type Result struct {
+	Guest  string // kernel, VFIO's interface and IOMMU
 	Exit   int    // the payload's exit code, -1 where a signal ended it
 	Signal string // the signal's name
 	Stdout []byte
@@ -147,11 +148,11 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	}
 	qemu, err := prepare(ctx, cache, "qemu", c.Say)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	kernel, err := prepare(ctx, cache, c.Kernel, c.Say)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	// Sockets have short names, and live in a folder of their own.
 	dir, err := os.MkdirTemp("", "rnicvm")
@@ -159,7 +160,7 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 		return nil, err
 	}
 	g := &Guest{cfg: c, dir: dir, more: make(chan struct{}), done: make(chan struct{})}
-	g.result.Exit = noExit
+	g.result.Exit, g.result.Guest = noExit, c.Kernel+" "+c.VFIO+" "+c.IOMMU
 	g.ctx, g.cancel = context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("the guest did not end in %v", c.Limit))
 	if err := g.start(qemu, kernel); err != nil {
 		g.end()
@@ -188,7 +189,7 @@ func (c Config) defaults() (Config, error) {
 		c.CPUs = 1
 	}
 	if c.Limit == 0 {
-		c.Limit = 2 * time.Minute
+		c.Limit = 5 * time.Minute
 	}
 	if c.Say == nil {
 		c.Say = func(string) {}

@@ -1,0 +1,64 @@
+// Package legs has the suite "vm": what is shown in a guest, on each kernel and by each interface of VFIO.
+package legs
+
+import (
+	"os"
+	"testing"
+
+	"rnic/test/vm/vm"
+)
+
+// leg is a guest in which a suite is run.
+type leg struct {
+	name string
+	full bool // at full scale only
+	cfg  vm.Config
+}
+
+// legs are those of the gate, and those of make test-full.
+var legs = []leg{
+	{name: "6.1/type1", cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1}},
+	{name: "6.12/iommufd", cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.IOMMUFD}},
+	{name: "6.12/type1", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Type1}},
+	{name: "6.12/compat", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Compat}},
+}
+
+// each runs a suite on every leg, side by side. A payload that fails is a failure; a guest that cannot be had is a leg
+// skipped, but in CI.
+func each(t *testing.T, run func(*testing.T, vm.Config)) {
+	for _, l := range legs {
+		if l.full && os.Getenv("RNIC_FULL") != "1" {
+			continue
+		}
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := l.cfg
+			cfg.Say = func(line string) { t.Log(line) }
+			run(t, cfg)
+		})
+	}
+}
+
+// pass runs a guest whose payload has to end well.
+func pass(t *testing.T, cfg vm.Config) vm.Result {
+	t.Helper()
+	r, err := vm.Run(t.Context(), cfg)
+	vm.Check(t, err)
+	t.Logf("%s: payload after %.1f s, all %.1f s", r.Guest, r.Boot, r.Took.Seconds())
+	if !r.Passed() {
+		t.Fatalf("exit code %d %s\n%s%s\nkernel:\n%s\nrnicsim:\n%s", r.Exit, r.Signal, r.Stdout, r.Stderr, r.Kernel, r.Sim)
+	}
+	return r
+}
+
+// TestVM_Guest: two soft cards and QEMU's edu are there, behind the IOMMU, bound to vfio-pci.
+func TestVM_Guest(t *testing.T) {
+	probe, err := vm.Build(t.Context(), "./test/vm/probe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, cfg vm.Config) {
+		cfg.Binary, cfg.Cards, cfg.Devices, cfg.BindDevices = probe, 2, []string{"edu"}, true
+		t.Logf("%s", pass(t, cfg).Stdout)
+	})
+}
