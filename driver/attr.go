@@ -65,6 +65,10 @@ type PortAttr struct {
 // notBuilt is what this driver lacks whatever the card has.
 var notBuilt = []string{"UC", "UD", "SRQ", "memory windows", "SEND with invalidate"}
 
+// maxCacheLines is the largest key cache that a card may state: the host gather
+// and verification keep one of the same geometry.
+const maxCacheLines = 1 << 20
+
 // readAttr reads the identity block. The magic and version were checked.
 func (d *Device) readAttr() error {
 	var err error
@@ -146,8 +150,10 @@ func (d *Device) readAttr() error {
 		return bad("inline bytes", a.MaxInline)
 	case a.MaxMTU == 0:
 		return bad("a largest path MTU that is none, in bytes", get(hw.RegIdentMaxMTU))
-	case a.DoorbellPages < 2 || a.DoorbellStride < 4096 || a.DoorbellStride%4096 != 0 || a.DoorbellPages*a.DoorbellStride > hw.BARDoorbellSize:
+	case a.DoorbellPages < 2 || a.DoorbellStride < 4096 || a.DoorbellStride%4096 != 0 || a.DoorbellPages > hw.BARDoorbellSize/a.DoorbellStride:
 		return bad("doorbell pages", a.DoorbellPages)
+	case a.KeyCacheSets > maxCacheLines || a.KeyCacheWays > maxCacheLines || a.KeyCacheSets*a.KeyCacheWays > maxCacheLines:
+		return bad("lines of a key cache", a.KeyCacheSets*a.KeyCacheWays)
 	case a.Vectors < 1 || a.Vectors > 2048:
 		return bad("MSI-X vectors", a.Vectors)
 	case a.DMABits < 20 || a.DMABits > 64:

@@ -147,7 +147,7 @@ func (c *Card) createQP(cmd *command) result {
 		SQDoorbell: in.SQDoorbell, RQDoorbell: in.RQDoorbell,
 	}
 	q.sqMask, q.rqMask = 1<<in.SQLogBlocks-1, 1<<in.RQLogEntries-1
-	q.send.ops = make([]sendOp, 1<<in.SQLogBlocks) // a work request takes a block at least
+	q.send.ops = make([]sendOp, firstOps)
 	q.reset()
 	sendCQ.users++
 	recvCQ.users++

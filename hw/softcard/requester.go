@@ -75,6 +75,24 @@ type requester struct {
 
 func (s *requester) op(n uint32) *sendOp { return &s.ops[n&uint32(len(s.ops)-1)] }
 
+// firstOps is how many work requests a QP's list of them takes at first. It grows
+// with what is in flight: a client that makes large rings and does not use them
+// costs the card little.
+const firstOps = 16
+
+// next is the place of the next work request, which is counted.
+func (s *requester) next() *sendOp {
+	if s.tail-s.head == uint32(len(s.ops)) {
+		grown := make([]sendOp, 2*len(s.ops))
+		for n := s.head; n != s.tail; n++ {
+			grown[n&uint32(len(grown)-1)] = *s.op(n)
+		}
+		s.ops = grown
+	}
+	s.tail++
+	return s.op(s.tail - 1)
+}
+
 // consumer is the first block that has not completed.
 func (s *requester) consumer() uint32 {
 	if s.head != s.tail {
@@ -139,10 +157,9 @@ func (c *Card) load(q *qp) bool {
 		return false
 	}
 	w := &s.wqe
-	op := s.op(s.tail)
 	fault := c.fetchWQE(q, w, s.fetched, q.sqSeen-s.fetched)
+	op := s.next()
 	*op = sendOp{index: s.fetched, blocks: uint8(w.blocks), opcode: w.opcode, flags: w.flags}
-	s.tail++
 	s.fetched += max(w.blocks, 1)
 	if fault.Reason == hw.ReasonNone && isRead(w.opcode) && q.ctx.MaxRDAtomic == 0 {
 		fault = noSegment(hw.ReasonUnsupported) // it would wait for ever

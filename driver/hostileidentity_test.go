@@ -1,0 +1,43 @@
+package driver_test
+
+import (
+	"errors"
+	"testing"
+
+	"rnic/driver"
+	"rnic/hw"
+	"rnic/hw/softcard"
+)
+
+// TestH03_CardThatStatesNonsense: a card whose identity would have its driver take all memory,
+// or index beyond its BARs, is not opened.
+func TestH03_CardThatStatesNonsense(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		regs map[uint64]uint32
+	}{
+		{"key cache of 2^34 lines", map[uint64]uint32{hw.RegIdentKeyCacheSets: 1 << 24, hw.RegIdentKeyCacheWays: 1 << 10}},
+		{"key cache of sets without end", map[uint64]uint32{hw.RegIdentKeyCacheSets: 1<<32 - 1}},
+		{"CQs without end", map[uint64]uint32{hw.RegIdentMaxCQs: 1 << 31}},
+		{"no CQs", map[uint64]uint32{hw.RegIdentMaxCQs: 0}},
+		{"keys of 32 bits", map[uint64]uint32{hw.RegIdentKeyIndexBits: 32}},
+		{"doorbell pages whose size wraps around", map[uint64]uint32{hw.RegIdentDoorbellPages: 1<<32 - 1, hw.RegIdentDoorbellStride: 1 << 31}},
+		{"doorbell pages of no size", map[uint64]uint32{hw.RegIdentDoorbellStride: 0}},
+		{"vectors without end", map[uint64]uint32{hw.RegIdentMSIXVectors: 1<<32 - 1}},
+		{"addresses of no bits", map[uint64]uint32{hw.RegIdentDMABits: 0}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHarness(t, softcard.Config{})
+			for off, v := range c.regs {
+				h.set(off, v)
+			}
+			d, err := driver.Open(t.Context(), h.addr)
+			if err == nil {
+				d.Close()
+			}
+			if !errors.Is(err, driver.ErrInvalid) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
