@@ -157,7 +157,7 @@ func (a *app) open(ctx context.Context, addr string, o ...driver.Option) (*drive
 // notef tells people on stderr what is being done; JSON says it in its fields.
 func (a *app) notef(format string, args ...any) {
 	if !a.json {
-		fmt.Fprintf(a.err, "# "+format+"\n", args...)
+		fmt.Fprintln(a.err, printable("# "+fmt.Sprintf(format, args...)))
 	}
 }
 

@@ -80,9 +80,9 @@ func (f *failure) report(a *app) {
 	if f == errFound {
 		return // the command's own report says it
 	}
-	fmt.Fprintln(a.err, "rnicctl:", f.err)
+	fmt.Fprintln(a.err, "rnicctl:", printable(f.err.Error()))
 	if f.fix != "" {
-		fmt.Fprintln(a.err, "  fix:", f.fix)
+		fmt.Fprintln(a.err, "  fix:", printable(f.fix))
 	}
 	if a.json {
 		_ = a.printJSON(failureJSON{Schema: "rnic.error.v1", Error: errorJSON{f.code, f.err.Error(), f.fix}})

@@ -187,7 +187,7 @@ func (a *app) showInfo(s *source, snap *driver.Snapshot) error {
 		if a.colored() {
 			name = "\x1b[1m" + name + "\x1b[0m"
 		}
-		if _, err := fmt.Fprintf(a.out, "%s %s\n", name, r[1]); err != nil {
+		if _, err := fmt.Fprintf(a.out, "%s %s\n", name, printable(r[1])); err != nil {
 			return err
 		}
 	}

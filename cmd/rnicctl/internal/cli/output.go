@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -15,11 +16,28 @@ import (
 
 // printJSON writes one object: on a line of its own in a stream, else indented for people who look at it.
 func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
+	var b strings.Builder
+	e := json.NewEncoder(&b)
 	if !a.stream {
 		e.SetIndent("", "  ")
 	}
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	text := b.String()
+	if strings.IndexFunc(text, steers) >= 0 { // the encoder leaves DEL and C1 as they are
+		b.Reset()
+		for _, r := range text {
+			if steers(r) {
+				fmt.Fprintf(&b, `\u%04x`, r)
+			} else {
+				b.WriteRune(r)
+			}
+		}
+		text = b.String()
+	}
+	_, err := io.WriteString(a.out, text)
+	return err
 }
 
 // table is rows under a heading, aligned when written. Columns of numbers alone stand to the right.
@@ -34,13 +52,27 @@ func newTable(head ...string) *table { return &table{head: head} }
 func (t *table) row(cells ...any) {
 	r := make([]string, len(cells))
 	for i, c := range cells {
-		r[i] = fmt.Sprint(c)
+		r[i] = printable(fmt.Sprint(c))
 		if r[i] == "" {
 			r[i] = "-"
 		}
 	}
 	t.rows = append(t.rows, r)
 }
+
+// printable is text of a card or of the process that holds it, neither of which is believed: what
+// would steer a terminal becomes U+FFFD.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if steers(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}
+
+// steers tells the characters that move a terminal to more than show them.
+func steers(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }
 
 // rowIf adds a row if one of its cells fits, or there is nothing to fit, and tells whether it did.
 func (t *table) rowIf(re *regexp.Regexp, cells ...any) bool {

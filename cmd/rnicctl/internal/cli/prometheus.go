@@ -16,6 +16,7 @@ type metrics struct {
 
 // add adds a sample; labels are names and values in turn.
 func (m *metrics) add(name, kind string, value uint64, labels ...string) {
+	name = strings.Map(metricRune, name)
 	if m.kinds == nil {
 		m.kinds, m.samples = map[string]string{}, map[string][]string{}
 	}
@@ -27,12 +28,20 @@ func (m *metrics) add(name, kind string, value uint64, labels ...string) {
 	b.WriteString(name)
 	for i := 0; i+1 < len(labels); i += 2 {
 		b.WriteString([]string{"{", ","}[min(i, 1)])
-		b.WriteString(labels[i] + `="` + escapeLabel.Replace(labels[i+1]) + `"`)
+		b.WriteString(labels[i] + `="` + escapeLabel.Replace(printable(labels[i+1])) + `"`)
 	}
 	if len(labels) > 0 {
 		b.WriteByte('}')
 	}
 	m.samples[name] = append(m.samples[name], b.String()+" "+strconv.FormatUint(value, 10))
+}
+
+// metricRune makes a name one that the format takes: a holder's counters have any.
+func metricRune(r rune) rune {
+	if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == ':' {
+		return r
+	}
+	return '_'
 }
 
 var escapeLabel = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
