@@ -42,13 +42,24 @@ type DeviceError struct {
 	Err    error
 }
 
-// Error gives "rnic: ADDR: op object: cause".
+// Error gives "rnic: ADDR: op object: cause". Address and operation stand there once, where the cause is package
+// vfio's and has the same.
 func (e *DeviceError) Error() string {
 	s := "rnic: " + e.Addr + ": " + e.Op
 	if e.Object != "" {
 		s += " " + e.Object
 	}
-	return s + ": " + e.Err.Error()
+	cause := e.Err.Error()
+	if v, ok := e.Err.(*vfio.Error); ok && v.Addr == e.Addr {
+		if v.Op == e.Op && v.Object == "" {
+			cause = v.Err.Error()
+		} else {
+			bare := *v
+			bare.Addr = ""
+			cause = bare.Error()
+		}
+	}
+	return s + ": " + cause
 }
 
 // Unwrap gives the cause.

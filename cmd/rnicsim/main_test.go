@@ -264,6 +264,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"--card", "a=" + x, "--card", "a=" + x + "2"}, exitUsage, "twice"},
 		{[]string{"--card", "a=" + x, "--card", "b=" + x}, exitUsage, "twice"},
 		{[]string{"--card", "a=" + x, "--wire-slots", "1"}, exitUsage, "1 slots"},
+		{[]string{"--card", "a=" + x, "--wire-slots", "0"}, exitUsage, "--wire-slots 0"},
 		{[]string{"--card", "a=" + x, "--engine", "rtl"}, exitUsage, "simulation"},
 		{[]string{"--card", "a=" + plain}, exitFailed, "no socket"},
 		{[]string{"--card", "a=" + filepath.Join(dir, "no", "x")}, exitFailed, "no such file"},

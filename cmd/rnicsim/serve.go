@@ -124,6 +124,9 @@ func serve(ctx context.Context, o *options, stdout io.Writer) (err error) {
 	if len(o.cards) == 0 {
 		return usageError{errors.New("no card: give at least one --card NAME=PATH")}
 	}
+	if o.slots < 1 { // 0 is the default of NewWire, but nobody's who has written it
+		return usageError{fmt.Errorf("--wire-slots %d: give at least 2", o.slots)}
+	}
 	wire, err := softcard.NewWire(o.slots)
 	if err != nil {
 		return usageError{err}

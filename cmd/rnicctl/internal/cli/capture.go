@@ -87,7 +87,7 @@ func (a *app) captureRun(ctx context.Context, o *streamOptions, file string) (er
 	}
 	defer stream.Close()
 	if w == nil && !a.json {
-		fmt.Fprintf(a.out, frameLine, "TIME", "DIR", "QPN", "LENGTH", "DEST_QPN", "PSN", "OPCODE", "FROM", "TO", "")
+		a.line(frameLine, "TIME", "DIR", "QPN", "LENGTH", "DEST_QPN", "PSN", "OPCODE", "FROM", "TO", "NOTE")
 	}
 	err = each(ctx, o, stream, func(f driver.CaptureFrame) error {
 		if w != nil {
@@ -109,7 +109,7 @@ func (a *app) captureRun(ctx context.Context, o *streamOptions, file string) (er
 	return err
 }
 
-const frameLine = "%-16s %-3s %-8s %6s %-8s %-8s %-24s %-22s %-22s %s\n"
+const frameLine = "%-16s %-3s %-8s %6s %-8s %-8s %-24s %-22s %-22s %s"
 
 func (a *app) showFrame(f *driver.CaptureFrame) error {
 	j := describeFrame(f)
@@ -127,9 +127,8 @@ func (a *app) showFrame(f *driver.CaptureFrame) error {
 	if j.Lost != 0 {
 		more = append(more, fmt.Sprintf("%d frames before it were lost", j.Lost))
 	}
-	_, err := fmt.Fprintf(a.out, frameLine, seconds(j.TimeNS), j.Direction, fmt.Sprintf("%#x", j.QPN), fmt.Sprint(j.LengthBytes),
+	return a.line(frameLine, seconds(j.TimeNS), j.Direction, fmt.Sprintf("%#x", j.QPN), fmt.Sprint(j.LengthBytes),
 		fmt.Sprintf("%#x", j.DestQPN), fmt.Sprint(j.PSN), j.Opcode, j.Source, j.Destination, strings.Join(more, ", "))
-	return err
 }
 
 func describeFrame(f *driver.CaptureFrame) frameJSON {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,17 @@ func TestExitCodes(t *testing.T) {
 		{"capture -d soft:exit --for -1s", exitUsage, "usage", "--for"},
 		{"capture -d soft:exit -w /nowhere/at/all", exitUsage, "usage", "/nowhere"},
 		{"selftest --stage cellar", exitUsage, "usage", "cellar"},
+		{"bogus --help", exitUsage, "usage", `unknown command "bogus"`},
+		{"trace bogus", exitUsage, "usage", `unknown command "bogus" for "rnicctl trace"`},
+		{"trace bogus -h", exitUsage, "usage", `unknown command "bogus" for "rnicctl trace"`},
+		{"--timeout 5s bogus --help", exitUsage, "usage", `unknown command "bogus"`},
+		{"help bogus", exitUsage, "usage", `unknown command "bogus"`},
+		{"help trace bogus", exitUsage, "usage", `unknown command "bogus" for "rnicctl trace"`},
+		{"conformance", exitUsage, "usage", "rnicctl conformance wants an argument: DIR..."},
+		{"completion", exitUsage, "usage", "rnicctl completion wants an argument: bash|zsh|fish"},
+		{"man", exitUsage, "usage", "rnicctl man wants an argument: DIR"},
+		{"man a b", exitUsage, "usage", "rnicctl man wants DIR, and has 2 arguments"},
+		{"unbind", exitUsage, "usage", "rnicctl unbind wants an argument: BDF..."},
 		{"completion tcsh", exitUsage, "usage", "tcsh"},
 		{"man " + file, exitUsage, "usage", file},
 		{"info -d soft:exit?speed=9", exitUsage, "usage", "speed"},
@@ -76,10 +88,27 @@ func TestExitCodes(t *testing.T) {
 			if !strings.Contains(r.err, e["message"].(string)) || !strings.Contains(r.err, e["fix"].(string)) {
 				t.Errorf("stderr says %q", r.err)
 			}
+			if at := deviceArgument.FindStringSubmatch(c.args); at != nil && strings.Count(e["message"].(string), at[1]+":") > 1 {
+				t.Errorf("the address is there twice: %s", e["message"])
+			}
 			if r := rnicctl(t, strings.Fields(c.args)...); r.code != c.exit || strings.Contains(r.out, "{") {
 				t.Errorf("without --json: exit %d, output %q", r.code, r.out)
 			}
 		})
+	}
+}
+
+var deviceArgument = regexp.MustCompile(`-d (\S+)`)
+
+// TestHelp: help of commands that are there ends well, and is theirs.
+func TestHelp(t *testing.T) {
+	for args, says := range map[string]string{
+		"": "rnicctl [command]", "--help": "rnicctl [command]", "help": "rnicctl [command]", "trace --help": "rnicctl trace card", "help trace card": "--count",
+		"man DIR --help": "rnicctl man DIR", "qp -h": "--grep", "help help": "COMMAND",
+	} {
+		if r := rnicctl(t, strings.Fields(args)...).well(t); !strings.Contains(strings.ReplaceAll(r.out, "trace [command]", "trace card"), says) || r.err != "" {
+			t.Errorf("%q: %s%s", args, r.out, r.err)
+		}
 	}
 }
 

@@ -127,7 +127,7 @@ func (a *app) showKeys(s *source, snap *driver.Snapshot, o *tableOptions) error 
 		m.add("rnic_keys_bytes", "gauge", bytes, "address", s.addr)
 		return m.write(a.out)
 	}
-	return t.write(a)
+	return o.write(a, t)
 }
 
 func (a *app) showScrub(s *source, r *driver.ScrubReport) error {

@@ -236,6 +236,19 @@ func TestSetRegister(t *testing.T) {
 	}
 }
 
+// TestGrepWithoutMatch: no row is no failure and no heading; people are told.
+func TestGrepWithoutMatch(t *testing.T) {
+	sockets(t)
+	hold(t, "soft:grepped")
+	for _, table := range []string{"qp", "keys", "stats"} {
+		r := rnicctl(t, table, "-d", "soft:grepped", "--grep", "^zz+$").well(t)
+		if r.out != "" || !strings.Contains(r.err, `no row matches --grep "^zz+$"`) {
+			t.Errorf("%s: %q, %q", table, r.out, r.err)
+		}
+		rnicctl(t, table, "-d", "soft:grepped", "--grep", "^zz+$", "--json").well(t).object(t, table)
+	}
+}
+
 // TestList: PCI functions with the contract's IDs, every one with --all, and the cards that processes hold.
 func TestList(t *testing.T) {
 	sockets(t)

@@ -40,6 +40,12 @@ func (a *app) printJSON(v any) error {
 	return err
 }
 
+// line writes a line of a live table, without blanks at its end.
+func (a *app) line(format string, cells ...any) error {
+	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf(format, cells...), " "))
+	return err
+}
+
 // table is rows under a heading, aligned when written. Columns of numbers alone stand to the right.
 type table struct {
 	head []string

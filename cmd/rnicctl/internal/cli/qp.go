@@ -45,6 +45,16 @@ func (o *tableOptions) check(a *app) (err error) {
 	return nil
 }
 
+// write writes the table. Where no row fits --grep it has no heading either, and stderr says so; nothing is wrong
+// with a card of which nothing fits.
+func (o *tableOptions) write(a *app, t *table) error {
+	if o.re != nil && len(t.rows) == 0 {
+		a.notef("no row matches --grep %q", o.grep)
+		return nil
+	}
+	return t.write(a)
+}
+
 // live shows a table of the card, once or with --watch.
 func (a *app) live(ctx context.Context, o *tableOptions, show func(context.Context, *source, *driver.Snapshot) error) error {
 	if err := o.check(a); err != nil {
@@ -175,7 +185,7 @@ func (a *app) showQPs(s *source, snap *driver.Snapshot, o *tableOptions) error {
 	case o.prometheus:
 		return m.write(a.out)
 	}
-	return t.write(a)
+	return o.write(a, t)
 }
 
 func describeQP(q *driver.QPInfo) qpJSON {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,7 @@ type app struct {
 	color    string
 
 	stream  bool                 // JSON objects one a line: the command prints many
+	misled  error                // --help was asked of a command that is not there
 	patient func(*doctor.Doctor) // what tests put before a doctor
 	pci     pcidev.Tree          // where sysfs, procfs and the files of setup are
 }
@@ -41,6 +43,9 @@ func (a *app) main(ctx context.Context, args []string) int {
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = a.misled
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -89,19 +94,59 @@ A card is named by an address:
 	p.BoolVarP(&a.verbose, "verbose", "v", false, "log what the driver does to stderr")
 	p.StringVar(&a.color, "color", "auto", "colour: auto (on terminals), always, never")
 	c.CompletionOptions.DisableDefaultCmd = true
+	// Cobra has help of the last command that it knows, and calls that well.
+	help := c.HelpFunc()
+	c.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if rest := c.Flags().Args(); c.HasSubCommands() && len(rest) > 0 {
+			a.misled = unknown(c, rest[0])
+			return
+		}
+		help(c, args)
+	})
+	c.SetHelpCommand(&cobra.Command{
+		Use: "help [COMMAND]...", Short: "Help about a command",
+		RunE: func(h *cobra.Command, args []string) error {
+			about, rest, err := h.Root().Find(args)
+			if err == nil && len(rest) > 0 {
+				err = unknown(about, rest[0])
+			}
+			if err != nil {
+				return err
+			}
+			about.InitDefaultHelpFlag()
+			return about.Help()
+		},
+	})
 	c.AddCommand(a.commands()...)
 	usageArgs(c)
 	return c
 }
 
-// usageArgs makes wrong arguments of a command, and of those below it, a usage failure.
+// unknown is a command that c does not have.
+func unknown(c *cobra.Command, name string) error {
+	return usagef("see "+c.CommandPath()+" --help", "unknown command %q for %q", name, c.CommandPath())
+}
+
+// usageArgs makes wrong arguments of a command, and of those below it, a usage failure that says what it wants.
 func usageArgs(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil {
-				return usagef("see "+c.CommandPath()+" --help", "%w", err)
+			err := check(c, args)
+			if err == nil {
+				return nil
 			}
-			return nil
+			_, wants, _ := strings.Cut(c.Use, " ")
+			switch {
+			case c.HasSubCommands():
+				return unknown(c, args[0])
+			case wants == "":
+				return usagef("leave it out; see "+c.CommandPath()+" --help", "%s takes no argument, and has %q", c.CommandPath(), args[0])
+			case len(args) == 0:
+				return usagef(c.CommandPath()+" "+wants+"; see "+c.CommandPath()+" --help", "%s wants an argument: %s", c.CommandPath(), wants)
+			case len(c.ValidArgs) > 0 && len(args) == 1:
+				return usagef("give "+wants, "%s does not know %q", c.CommandPath(), args[0])
+			}
+			return usagef(c.CommandPath()+" "+wants, "%s wants %s, and has %d arguments", c.CommandPath(), wants, len(args))
 		}
 	}
 	for _, sub := range c.Commands() {

@@ -110,5 +110,5 @@ func (a *app) showStats(s *source, list []counter, o *tableOptions, before map[s
 		}
 		t.row(row...)
 	}
-	return t.write(a)
+	return o.write(a, t)
 }

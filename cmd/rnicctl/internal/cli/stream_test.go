@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -55,8 +56,17 @@ func TestTraceOfHolder(t *testing.T) {
 		t.Error("no step has its work request's ID")
 	}
 	lines := strings.Split(strings.TrimSpace(text.out), "\n")
-	if head := strings.Join(strings.Fields(lines[0]), " "); head != "TIME QPN WRID PACKET KIND SEGMENT OFFSET BYTES LOOKUP" || len(lines) != 31 {
+	if head := strings.Join(strings.Fields(lines[0]), " "); head != "TIME QPN WRID PACKET KIND SEGMENT OFFSET BYTES LOOKUP NOTE" || len(lines) != 31 {
 		t.Errorf("heading %q, %d lines", head, len(lines))
+	}
+	blanks(t, text.out)
+}
+
+// blanks wants no line to end with one.
+func blanks(t *testing.T, out string) {
+	t.Helper()
+	if trailing := regexp.MustCompile(`(?m)[ \t]+$`).FindString(out); trailing != "" {
+		t.Errorf("blanks at the end of a line:\n%s", out)
 	}
 }
 
@@ -79,6 +89,11 @@ func TestCapture(t *testing.T) {
 	file := filepath.Join(dir, "out.pcapng")
 	r := rnicctl(t, "capture", "-d", "soft:captured", "--count", "90", "--json").well(t)
 	o := rnicctl(t, "capture", "-d", "soft:captured", "--count", "90", "--json", "-w", file).well(t).object(t, "capture")
+	text := rnicctl(t, "capture", "-d", "soft:captured", "--count", "30").well(t).out
+	blanks(t, text)
+	if head, _, _ := strings.Cut(text, "\n"); !strings.HasSuffix(head, "NOTE") || !strings.Contains(text, " AckReq\n") {
+		t.Errorf("%s", text)
+	}
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

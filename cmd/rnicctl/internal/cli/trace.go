@@ -139,9 +139,9 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 	}
 	defer stream.Close()
 	// A live table: the columns are as wide as what they usually hold.
-	const line = "%-16s %-8s %-10s %6s %-8s %7s %10s %10s %-6s %s\n"
+	const line = "%-16s %-8s %-10s %6s %-8s %7s %10s %10s %-6s %s"
 	if !a.json {
-		fmt.Fprintf(a.out, line, "TIME", "QPN", "WRID", "PACKET", "KIND", "SEGMENT", "OFFSET", "BYTES", "LOOKUP", "")
+		a.line(line, "TIME", "QPN", "WRID", "PACKET", "KIND", "SEGMENT", "OFFSET", "BYTES", "LOOKUP", "NOTE")
 	}
 	return each(ctx, o, stream, func(r driver.TraceRecord) error {
 		if a.json {
@@ -158,9 +158,8 @@ func (a *app) traceRun(ctx context.Context, o *streamOptions) error {
 		if r.Lookup != hw.LookupNone {
 			lookup = strings.ToLower(r.Lookup.String())
 		}
-		_, err := fmt.Fprintf(a.out, line, seconds(r.Time), fmt.Sprintf("%#x", r.QPN), wrid(&r), packet,
+		return a.line(line, seconds(r.Time), fmt.Sprintf("%#x", r.QPN), wrid(&r), packet,
 			strings.ToLower(r.Kind.String()), segment, offset, fmt.Sprint(r.Bytes), lookup, remarks(&r))
-		return err
 	})
 }
 
