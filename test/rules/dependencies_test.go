@@ -17,6 +17,7 @@ var users = map[string][]string{
 	"go.uber.org/zap":                          {"driver", "cmd"},
 	"github.com/spf13/cobra":                   {"cmd"},
 	"github.com/u-root/u-root":                 {"vfio", "cmd"},
+	"github.com/cilium/ebpf":                   {"vfio"},
 	"github.com/gopacket/gopacket":             {"hw/roce"},
 	"github.com/google/go-cmp":                 nil,
 	"github.com/santhosh-tekuri/jsonschema/v6": nil,

@@ -102,10 +102,10 @@ type cursorJSON struct {
 
 func (a *app) trace() *cobra.Command {
 	c := &cobra.Command{
-		Use: "trace", Short: "Steps of the card, as they happen",
+		Use: "trace", Short: "What a card and the kernel do, as it happens",
 		Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.traceCard())
+	c.AddCommand(a.traceCard(), a.traceKernel())
 	return c
 }
 
