@@ -47,6 +47,7 @@ type Device struct {
 	verify                *verifier // nil: Off
 
 	doorbells, keys, qpns, cqns, pdns, rates *numbers
+	keyTags                                  *keyTags
 
 	rung                  chan struct{} // see ringer
 	commandRung, kickRung atomic.Bool
@@ -59,8 +60,7 @@ type Device struct {
 	mrs    map[uint32]*MR // by key index
 	cqs    map[uint32]*CQ
 	qps    map[uint32]*QP
-	order  []child // all of them, in order of creation
-	tags   map[uint32]uint8
+	order  []child              // all of them, in order of creation
 	cqByN  []atomic.Pointer[CQ] // the cqs again, for the events
 
 	gone    chan struct{} // closed by die
@@ -173,7 +173,7 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	d := &Device{
 		addr: addr, dev: dev, log: o.log.With(zap.String("device", addr)),
 		events: newEventQueue(), rung: make(chan struct{}, 1), portAsk: make(chan struct{}, 1),
-		pds: map[uint32]*PD{}, mrs: map[uint32]*MR{}, cqs: map[uint32]*CQ{}, qps: map[uint32]*QP{}, tags: map[uint32]uint8{},
+		pds: map[uint32]*PD{}, mrs: map[uint32]*MR{}, cqs: map[uint32]*CQ{}, qps: map[uint32]*QP{},
 		shadow: shadow{keys: map[uint32]*shadowKey{}},
 		gone:   make(chan struct{}), stop: make(chan struct{}),
 	}
@@ -251,6 +251,7 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 	d.regions = vfio.NewArena(d.space, vfio.MemoryOptions{})
 	d.doorbells = newNumbers(1, uint32(d.attr.DoorbellPages), 1)
 	d.keys = newNumbers(1, uint32(d.attr.MaxMR)+1, 1)
+	d.keyTags = newKeyTags()
 	const firstQPN, endQPN = 2, 0xffffff // 0 and 1 are management's, the last is multicast's
 	d.qpns = newNumbers(firstQPN, endQPN, firstQPN+rand.Uint32N(endQPN-firstQPN))
 	d.cqns = newNumbers(0, uint32(d.attr.MaxCQ), 0)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"os"
 	"sync/atomic"
 
@@ -194,16 +193,14 @@ func (d *Device) register(ctx context.Context, op string, m *MR, o *mrOptions) (
 			return fail(fmt.Errorf("key index of %#x: %w", o.key, err))
 		}
 		m.key = o.key
+		d.keyTags.choose(m.key>>8, uint8(m.key))
 	} else {
 		i, err := d.keys.alloc()
 		if err != nil {
 			return fail(fmt.Errorf("key indices: %w", err))
 		}
-		m.key = i<<8 | uint32(d.nextTag(i))
+		m.key = i<<8 | uint32(d.keyTags.next(i))
 	}
-	d.mu.Lock()
-	d.tags[m.key>>8] = uint8(m.key)
-	d.mu.Unlock()
 	err := d.add(m, func() {})
 	if err == nil {
 		d.mu.Lock()
@@ -229,18 +226,6 @@ func (d *Device) register(ctx context.Context, op string, m *MR, o *mrOptions) (
 		return nil, d.fail(op, m.name(), err)
 	}
 	return m, nil
-}
-
-// nextTag is the tag of a key index's next use: the first is random, then each
-// use has another.
-func (d *Device) nextTag(index uint32) uint8 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	t, used := d.tags[index]
-	if !used {
-		return uint8(rand.Uint32())
-	}
-	return t + 1
 }
 
 // entry is the region's entry in the key table.

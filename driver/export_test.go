@@ -1,0 +1,34 @@
+package driver
+
+import (
+	"context"
+
+	"rnic/hw"
+)
+
+// Quarantined reports whether the region was deregistered and its DMA addresses are
+// kept out of use.
+func (m *MR) Quarantined() bool {
+	d := m.pd.d
+	if m.mem != nil {
+		return d.space.Allocator().Quarantined(m.iova, m.length)
+	}
+	return d.regions.Quarantined(m.iova, m.length)
+}
+
+// IOVA is the DMA address of the region's first byte.
+func (m *MR) IOVA() uint64 { return m.iova }
+
+// SetState changes the state of the region's key, as nothing in this driver does.
+func (m *MR) SetState(ctx context.Context, s hw.KeyState) error {
+	d := m.pd.d
+	e := m.entry()
+	e.SetState(s)
+	d.shadow.mu.Lock()
+	d.shadow.keys[m.key>>8].key.State = s
+	d.shadow.mu.Unlock()
+	if err := d.writeKey(ctx, m.key>>8, e); err != nil {
+		return err
+	}
+	return d.command(ctx, hw.CommandFenceKey, m.key>>8, 0, nil, nil)
+}

@@ -1,0 +1,22 @@
+package main
+
+func init() { mutants = append(mutants, keyLifeMutants...) }
+
+// keyLifeMutants are defects of a key's life, from registration to re-use, as the driver
+// and the soft card keep it together.
+var keyLifeMutants = []mutant{
+	{rule: "G11", what: "the fence does not discard the fill that it finds under way", file: "hw/gather/cache.go", pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
+		old: "	c.gen[c.setOf(index)]++\n	set := c.set(index)", new: "	set := c.set(index)"},
+	{rule: "G11", what: "a fence ends what the one before it was for: accesses under the key go on", file: keyCacheGo, pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
+		old: "func (k *keyCache) fence(index uint32) {\n", new: "var late uint32\n\nfunc (k *keyCache) fence(index uint32) {\n	index, late = late, index\n"},
+	{rule: "G11", what: "the memory is unmapped before the key is revoked and fenced", file: "driver/mr.go", pkg: driverPkg, test: "TestG11_DeregOfMany",
+		old: "	goneErr := d.alive()\n	if goneErr == nil && m.stage == mrLive {", new: "	if m.mem != nil {\n		_ = m.dma.Unmap()\n	}\n	goneErr := d.alive()\n	if goneErr == nil && m.stage == mrLive {"},
+	{rule: "G11", what: "Dereg does not wait for the fence", file: "driver/mr.go", pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
+		old: "	if goneErr == nil && m.stage == mrRevoked {", new: "	if goneErr == nil && m.stage == mrRevoked && false {"},
+	{rule: "G11", what: "the tag is the same at the next use", file: "driver/keytags.go", pkg: driverPkg, test: "TestG11_KeysDoNotRepeat",
+		old: "		t++\n", new: ""},
+	{rule: "G11", what: "a chosen tag comes again at once", file: "driver/keytags.go", pkg: driverPkg, test: "TestG11_KeysDoNotRepeat",
+		old: "		o[255] = tag\n", new: "		copy(o[1:], o[:255])\n		o[0] = tag\n"},
+	{rule: "G11", what: "a freed index is the next that is used", file: "driver/numbers.go", pkg: driverPkg, test: "TestG11_KeysDoNotRepeat",
+		old: "	n.freed = append(n.freed, v)\n", new: "	n.freed = append([]uint32{v}, n.freed...)\n"},
+}
