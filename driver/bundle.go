@@ -38,6 +38,9 @@ type Bundle struct {
 	IsInline bool      `json:"is_inline"`
 	Inline   []byte    `json:"inline,omitempty"`
 
+	AckReqInterval uint32 `json:"ack_req_interval"` // rule G13
+	AckReqMoving   bool   `json:"ack_req_moving"`   // it was being changed
+
 	Segments []bundleSegment `json:"segments"`
 	Keys     []bundleKey     `json:"keys"`
 	Memory   []bundlePiece   `json:"memory"` // the pieces that the software walk read
@@ -136,6 +139,7 @@ func (v *verifier) bundle(p *tracedPacket, end *TraceRecord) *Bundle {
 	b := &Bundle{
 		Schema: BundleSchema, Addr: v.d.addr, Engine: v.d.attr.Engine.String(), Time: time.Now().UTC(), QPN: e.qpn, PD: e.pd, WQEIndex: end.WQEIndex, Packet: e.packet,
 		MTU: e.mtu, Opcode: uint8(e.opcode), Response: e.response, Fault: e.malformed, IsInline: e.isInline, Inline: append([]byte(nil), e.inline...),
+		AckReqInterval: e.ackReq, AckReqMoving: e.ackReqMoving,
 		Begin: packRecord(&p.begin), End: packRecord(end), Differences: append([]Difference(nil), x.diffs...),
 		Segments: []bundleSegment{}, Keys: []bundleKey{}, Memory: []bundlePiece{}, Steps: []bundleRecord{},
 	}
@@ -246,6 +250,7 @@ func (b *Bundle) Replay() []Difference {
 	}
 	e := &exam{
 		qpn: b.QPN, pd: b.PD, opcode: Opcode(b.Opcode), packet: b.Packet, mtu: b.MTU, response: b.Response, isInline: b.IsInline, inline: b.Inline, malformed: b.Fault,
+		ackReq: b.AckReqInterval, ackReqMoving: b.AckReqMoving,
 	}
 	for _, g := range b.Segments {
 		e.segs = append(e.segs, gather.Segment{Addr: uint64(g.Addr), Length: g.Length, Key: uint32(g.Key)})

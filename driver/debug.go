@@ -69,7 +69,21 @@ func (g *Debug) Sync(ctx context.Context) error {
 
 // SetAckReqInterval has every nth packet of a message ask for an
 // acknowledgement too; 0: the last only (rule G13).
-func (g *Debug) SetAckReqInterval(n uint32) error { return g.set(hw.RegDebugACKReqInterval, n) }
+func (g *Debug) SetAckReqInterval(n uint32) error {
+	v := g.d.verify
+	if v == nil {
+		return g.set(hw.RegDebugACKReqInterval, n)
+	}
+	v.setAckReq(n, true)
+	if err := g.set(hw.RegDebugACKReqInterval, n); err != nil {
+		return err
+	}
+	if err := g.Sync(context.Background()); err != nil {
+		return err
+	}
+	v.setAckReq(n, false)
+	return nil
+}
 
 // SetAckCoalesce lets one ACK answer several requests for one.
 func (g *Debug) SetAckCoalesce(on bool) error { return g.set(hw.RegDebugACKCoalesce, flag(on)) }

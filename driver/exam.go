@@ -20,6 +20,9 @@ type exam struct {
 	inline    []byte
 	segs      []gather.Segment
 	malformed bool // the request cannot be started: its list is at fault
+
+	ackReq       uint32 // every so manieth packet asks for an acknowledgement, too; 0: the last only (G13)
+	ackReqMoving bool   // that is being changed: it holds for the last packet alone
 }
 
 // examiner does exams: the software walk, its steps, and the comparison.
@@ -106,7 +109,7 @@ func (x *examiner) walk(e *exam) {
 	if e.packet+1 == packets {
 		flags |= hw.TraceFlagLast
 	}
-	if gather.AckReq(op, true, e.packet, packets, 0) {
+	if gather.AckReq(op, true, e.packet, packets, e.ackReq) {
 		flags |= hw.TraceFlagACKReq
 	}
 	if ok = valid; ok {
@@ -174,7 +177,7 @@ func (x *examiner) compare(e *exam, begin *TraceRecord, steps []TraceRecord, end
 	differs(x, "handover.cursor", end.Cursor, x.end.Cursor)
 	x.hex("handover.crc", end.CRC, x.end.CRC)
 	mask := hw.TraceFlagLast | hw.TraceFlagResponse | hw.TraceFlagInline
-	if x.end.Flags&hw.TraceFlagLast != 0 || e.response { // in mid-message the card may ask more often (G13)
+	if x.end.Flags&hw.TraceFlagLast != 0 || e.response || !e.ackReqMoving {
 		mask |= hw.TraceFlagACKReq
 	}
 	differs(x, "handover.flags", end.Flags&mask, x.end.Flags&mask)

@@ -46,7 +46,7 @@ func TestH01_ReadOnce(t *testing.T) {
 		{"CQE, verified", hw.CQESize, 0, func() func() {
 			e := hw.CQE{QPN: 2, WQEIndex: 0, FaultSegment: hw.NoSegment}
 			dv := &Device{addr: "fuzz", log: zap.NewNop(), qps: d.qps, shadow: shadow{limit: 1, keys: map[uint32]*shadowKey{}}}
-			dv.verify = &verifier{d: dv, open: map[uint32]*tracedPacket{}}
+			dv.verify = &verifier{d: dv, open: map[walkOf]*tracedPacket{}}
 			cq := &CQ{d: dv, qps: map[uint32]*QP{2: qp}}
 			q, err := queues.NewCQ(owned(hw.CQESize, e.AsBytes())[:2*hw.CQESize], &words[0], &words[1], &d.domain)
 			if err != nil {
@@ -94,7 +94,7 @@ func TestH01_ReadOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tr := &traceRing{d: d, q: q, packets: map[uint32]TraceRecord{}}
+			tr := &traceRing{d: d, q: q, packets: map[uint32]hostedPacket{}}
 			return func() {
 				if _, ok := tr.next(); !ok {
 					t.Fatal("no record")

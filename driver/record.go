@@ -353,7 +353,7 @@ func (d *Device) initRecorders() {
 				return nil, err
 			}
 			q, err := queues.NewTrace(traceMem.Bytes[:entries*hw.TraceRecordSize], word)
-			return &traceRing{d: d, q: q, packets: map[uint32]TraceRecord{}}, err
+			return &traceRing{d: d, q: q, packets: map[uint32]hostedPacket{}}, err
 		},
 	}
 	d.capture = recorder[CaptureFrame]{
@@ -377,7 +377,13 @@ type traceRing struct {
 	d *Device
 	q *queues.Records[hw.TraceRecord]
 
-	packets map[uint32]TraceRecord // the last PACKET of each queue pair, where the host gathers
+	packets map[uint32]hostedPacket // the last PACKET of each queue pair, where the host gathers
+}
+
+// hostedPacket is a PACKET record, and whether steps of this driver follow it.
+type hostedPacket struct {
+	TraceRecord
+	stepped bool
 }
 
 // insertSteps puts steps of a walk that this driver took into the trace, behind
@@ -395,6 +401,13 @@ func (d *Device) insertSteps(qpn, index, packet uint32, steps []TraceRecord) {
 	if !ok || p.WQEIndex != index || p.Packet != packet {
 		return // it did not fit, or the ring was started in between
 	}
+	if p.stepped {
+		// The card gave an earlier asking for the packet up and has asked again: those
+		// steps were of that one, and the walk begins anew.
+		r.hand(p.TraceRecord)
+	}
+	p.stepped = true
+	t.packets[qpn] = p
 	for _, s := range steps {
 		s.Time, s.QPN, s.WQEIndex = p.Time, qpn, index
 		s.Opcode, s.Flags, s.Packet, s.PSN = p.Opcode, p.Flags, packet, p.PSN
@@ -414,8 +427,8 @@ func (t *traceRing) next() (r TraceRecord, ok bool) {
 		Segment: int(h.Segment), Offset: h.Offset, Bytes: h.Bytes, Key: h.Key, Lookup: h.Lookup, Reason: h.Reason, CRC: h.CRC, Lost: h.Lost,
 	}
 	r.Cursor.Segment, r.Cursor.Offset, r.Cursor.Left = int(h.CursorSegment), h.CursorOffset, h.CursorLeft
-	if r.Kind == hw.TraceKindPacket && t.d.host.Load() != nil {
-		t.packets[r.QPN] = r
+	if r.Kind == hw.TraceKindPacket && r.Flags&hw.TraceFlagResponse == 0 && t.d.host.Load() != nil {
+		t.packets[r.QPN] = hostedPacket{TraceRecord: r}
 	}
 	return r, true
 }

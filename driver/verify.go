@@ -80,15 +80,25 @@ type verifier struct {
 	every int
 	dir   string
 
-	open  map[uint32]*tracedPacket // by QPN
+	open  map[walkOf]*tracedPacket
 	x     examiner
 	e     exam
 	raw   [hw.WQEMaxBlocks * hw.WQEBlock]byte
 	list  [hw.MaxSegments]gather.Segment
 	stats VerifyStats
 
+	ackReq       uint32 // the card's ACK_REQ_INTERVAL
+	ackReqMoving bool
+
 	frozen []*QP         // that are to go to ERR
 	wake   chan struct{} // there are some
+}
+
+// walkOf names one of the two walks that a queue pair may have under way: a request that
+// the host gathers does not keep a READ response from being gathered meanwhile.
+type walkOf struct {
+	qpn      uint32
+	response bool
 }
 
 // tracedPacket is a packet that the card is reporting.
@@ -111,7 +121,7 @@ func (d *Device) startVerify(ctx context.Context, mode VerifyMode, dir string) e
 	if d.attr.Capabilities&hw.CapabilityTrace == 0 {
 		return fmt.Errorf("verification: the card has no trace ring: %w", ErrNotSupported)
 	}
-	v := &verifier{d: d, every: mode.every, dir: dir, open: map[uint32]*tracedPacket{}, wake: make(chan struct{}, 1)}
+	v := &verifier{d: d, every: mode.every, dir: dir, open: map[walkOf]*tracedPacket{}, wake: make(chan struct{}, 1)}
 	v.x.w.s = &d.shadow
 	r := &d.trace
 	if err := r.ctl.lock(ctx); err != nil {
@@ -139,6 +149,15 @@ func (d *Device) Verification() VerifyStats {
 	d.trace.mu.Lock()
 	defer d.trace.mu.Unlock()
 	return d.verify.stats
+}
+
+// setAckReq follows a change of the card's ACK_REQ_INTERVAL: between the two calls,
+// packets of either may be reported.
+func (v *verifier) setAckReq(n uint32, moving bool) {
+	v.catchUp()
+	v.d.trace.mu.Lock()
+	v.ackReq, v.ackReqMoving = n, moving
+	v.d.trace.mu.Unlock()
 }
 
 // catchUp compares all that the card has reported so far.
@@ -204,12 +223,13 @@ func (v *verifier) take(r *TraceRecord) {
 		v.stats.Lost += uint64(r.Lost)
 		clear(v.open)
 	}
-	p := v.open[r.QPN]
+	of := walkOf{r.QPN, r.Flags&hw.TraceFlagResponse != 0}
+	p := v.open[of]
 	if p == nil {
 		p = &tracedPacket{}
-		v.open[r.QPN] = p
+		v.open[of] = p
 	}
-	same := p.begun && r.WQEIndex == p.begin.WQEIndex && r.Packet == p.begin.Packet && r.Flags&hw.TraceFlagResponse == p.begin.Flags&hw.TraceFlagResponse
+	same := p.begun && r.WQEIndex == p.begin.WQEIndex && r.Packet == p.begin.Packet
 	switch r.Kind {
 	case hw.TraceKindPacket:
 		p.begun, p.begin, p.steps = true, *r, p.steps[:0]
@@ -267,7 +287,9 @@ func (v *verifier) examine(p *tracedPacket, end *TraceRecord, malformed bool) {
 // not known here.
 func (v *verifier) inputs(q *QP, p *tracedPacket, malformed bool) bool {
 	e := &v.e
-	*e = exam{qpn: q.n, pd: q.pd.n, packet: p.begin.Packet, mtu: q.mtu.Load(), malformed: malformed}
+	*e = exam{
+		qpn: q.n, pd: q.pd.n, packet: p.begin.Packet, mtu: q.mtu.Load(), malformed: malformed, ackReq: v.ackReq, ackReqMoving: v.ackReqMoving,
+	}
 	if e.mtu == 0 {
 		return false
 	}
@@ -344,7 +366,8 @@ func (v *verifier) forget(qpn uint32) {
 		return
 	}
 	v.d.trace.mu.Lock()
-	delete(v.open, qpn)
+	delete(v.open, walkOf{qpn, false})
+	delete(v.open, walkOf{qpn, true})
 	v.d.trace.mu.Unlock()
 }
 

@@ -53,7 +53,7 @@ func FuzzTraceRecords(f *testing.F) {
 		hw.TraceRecord{Kind: hw.TraceKindFault, Flags: hw.TraceFlagResponse, Packet: 3, Segment: 200, Reason: 77}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		d, q := fuzzDevice(t)
-		v := &verifier{d: d, dir: t.TempDir(), open: map[uint32]*tracedPacket{}, wake: make(chan struct{}, 1)}
+		v := &verifier{d: d, dir: t.TempDir(), open: map[walkOf]*tracedPacket{}, wake: make(chan struct{}, 1)}
 		v.x.w.s = &d.shadow
 		ring := make([]byte, 64<<10)[:64]
 		for ; len(b) >= hw.TraceRecordSize; b = b[hw.TraceRecordSize:] {
@@ -64,7 +64,7 @@ func FuzzTraceRecords(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, ok := (&traceRing{d: d, q: tr, packets: map[uint32]TraceRecord{}}).next()
+			r, ok := (&traceRing{d: d, q: tr, packets: map[uint32]hostedPacket{}}).next()
 			if !ok {
 				t.Fatal("no record")
 			}

@@ -137,18 +137,80 @@ func TestG21_VerifyAlways(t *testing.T) {
 	}
 }
 
+// TestG21_VerifyAckReq: an AckReq in mid-message is as the register has it, also while that
+// is changed, and one that is not is found.
+func TestG21_VerifyAckReq(t *testing.T) {
+	a, b := verified(t, driver.Always)
+	g, err := a.d.Debug()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := uint32(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := g.SetAckReqInterval(i % 4); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for i := range uint64(300) {
+		if err := a.write(t, b, i); err.Err() != nil {
+			t.Fatal(err.Err(), a.qp.VerifyError())
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if err := g.SetAckReqInterval(0); err != nil {
+		t.Fatal(err)
+	}
+	if wc := a.write(t, b, 1); wc.Err() != nil {
+		t.Fatal(wc.Err())
+	}
+	// Behind the driver's back: the card now asks with every packet.
+	if err := errors.Join(a.d.WriteRegister("DEBUG.ACK_REQ_INTERVAL", 1), g.Sync(testCtx(t))); err != nil {
+		t.Fatal(err)
+	}
+	if wc := a.write(t, b, 2); !errors.Is(wc.Err(), driver.ErrVerify) {
+		t.Errorf("completion: %v", wc.Err())
+	}
+	if e := wantFrozen(t, a, "AckReq"); e.Packet != 0 || e.Differences[0].What != "handover.flags" {
+		t.Errorf("%v", e)
+	}
+}
+
 // TestG21_VerifySample: one packet in 16 is enough to find each defect within 200 packets
 // that have it.
 func TestG21_VerifySample(t *testing.T) {
-	for _, f := range walkFaults {
+	for _, f := range append([]hw.WalkFault{hw.WalkFaultStaleCache}, walkFaults...) {
 		a, b := verified(t, driver.Sample(16))
+		m, err := a.pd.AllocMR(testCtx(t), 4096, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := m.SGE(0, 300)
+		if err := a.qp.PostSend(&driver.SendWR{WRID: 1, Opcode: driver.Write, Flags: driver.Signaled, Remote: b.mr.Remote(), SGEs: []driver.SGE{last}}); err != nil {
+			t.Fatal(err)
+		}
+		good(t, a.cq, 1) // its key is in the cache
 		a.spoil(t, f)
+		if f != hw.WalkFaultStaleCache {
+			last = a.mr.SGE(30000, 300)
+		} else if err := m.Dereg(testCtx(t)); err != nil {
+			t.Fatal(err)
+		}
 		for i := range uint64(200) { // two packets each, of which the last has every defect but one of the cursor
 			if err := b.qp.PostRecv(&driver.RecvWR{SGEs: []driver.SGE{b.mr.SGE(0, 10000)}}); err != nil {
 				t.Fatal(err)
 			}
 			err := a.qp.PostSend(&driver.SendWR{WRID: i, Opcode: driver.Send, Flags: driver.Signaled,
-				SGEs: []driver.SGE{a.mr.SGE(0, 1000), a.mr.SGE(5000, 3500), a.mr.SGE(20000, 200), a.mr.SGE(30000, 300)}})
+				SGEs: []driver.SGE{a.mr.SGE(0, 1000), a.mr.SGE(5000, 3500), a.mr.SGE(20000, 200), last}})
 			if errors.Is(err, driver.ErrVerify) {
 				break
 			}

@@ -49,7 +49,8 @@ var suites = []suite{
 	{name: "drift", command: test("-run", "^TestDrift$", "./hw/internal/cardgen")},
 	{name: "rules", command: test("./test/rules")},
 	{name: "walks", command: test("-run", "^TestG(02|17|21)_", "./hw/gather")}, // the campaigns, whole; under race they are a tenth
-	{name: "looking", command: test("./test/twoprocess")},                      // the processes that it starts are without race all the same
+	{name: "no false alarm", command: test("-timeout", "60m", "-run", "^TestG21_VerifyCampaign$", "./driver")},
+	{name: "looking", command: test("./test/twoprocess")}, // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
 	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM)_", "./..."), limit: 15 * time.Minute},
