@@ -13,7 +13,7 @@ import (
 // go.mod. Each has a page in docs/decisions.
 var users = map[string][]string{
 	"golang.org/x/sys":                         {"vfio", "hw/softcard", "driver", "cmd", "test"},
-	"go.yaml.in/yaml/v3":                       {"hw/internal"},
+	"go.yaml.in/yaml/v3":                       {"hw/internal", "test"},
 	"go.uber.org/zap":                          {"driver", "cmd"},
 	"github.com/spf13/cobra":                   {"cmd"},
 	"github.com/u-root/u-root":                 {"vfio", "cmd"},
