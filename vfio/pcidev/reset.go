@@ -32,7 +32,7 @@ const (
 	OK     Outcome = "ok"      // the function answers again
 	Failed Outcome = "failed"  // it does not, or the kernel refused
 	Lacks  Outcome = "lacks"   // kernel or topology do not have this rung
-	NotRun Outcome = "not-run" // a rung below did it, or it is above the highest allowed
+	NotRun Outcome = "not-run" // a rung below did it, or it was not asked for
 )
 
 // A Try is a rung and what came of it.
@@ -55,13 +55,14 @@ const methodBus = "bus"
 // Express Base 4.0, 6.6.1: 1 s), and the kernel's scan.
 const rescanTime = 3 * time.Second
 
-// Reset resets a function by the lowest rung that works, up to max. It is done when configuration space answers with
-// the function's own IDs. After a rescan the function has the driver that it had. The error is of a reset that
+// Reset resets a function by the lowest rung that works, of those between from and max. It is done when configuration
+// space answers with the function's own IDs; who finds it ill all the same begins higher. After a rescan the function has the driver that it had. The error is of a reset that
 // was not begun: *Refused, vfio.ErrBusy (a process has the function open), ErrNotFound, ErrPermission. force resets a
 // function that the machine uses.
-func (t Tree) Reset(ctx context.Context, addr string, max Rung, force bool) ([]Try, error) {
-	if !slices.Contains(Rungs, max) {
-		return nil, fmt.Errorf("%w: rung %q; the rungs are function, bus, rescan", vfio.ErrInvalid, max)
+func (t Tree) Reset(ctx context.Context, addr string, from, max Rung, force bool) ([]Try, error) {
+	first, last := slices.Index(Rungs, from), slices.Index(Rungs, max)
+	if first < 0 || last < first {
+		return nil, fmt.Errorf("%w: rungs %q to %q; they are function, bus, rescan, in this order", vfio.ErrInvalid, from, max)
 	}
 	addr, err := ParseAddress(addr)
 	if err != nil {
@@ -90,9 +91,9 @@ func (t Tree) Reset(ctx context.Context, addr string, max Rung, force bool) ([]T
 	}
 	var tries []Try
 	done := false
-	for _, r := range Rungs {
+	for i, r := range Rungs {
 		try := Try{Rung: r, Outcome: NotRun}
-		if !done && slices.Index(Rungs, r) <= slices.Index(Rungs, max) && ctx.Err() == nil {
+		if !done && first <= i && i <= last && ctx.Err() == nil {
 			t.try(ctx, &f, &try)
 			done = try.Outcome == OK
 		}

@@ -31,18 +31,22 @@ func TestResetLadder(t *testing.T) {
 		name    string
 		methods string
 		fails   []string // methods that fail
+		from    pcidev.Rung
 		max     pcidev.Rung
 		want    string
 		used    string // methods that the resets were done with
 	}{
-		{"function", "flr bus", nil, pcidev.RungRescan, "ok not-run not-run", "flr"},
-		{"two methods", "flr pm", nil, pcidev.RungRescan, "ok not-run not-run", "flr pm"},
-		{"bus", "flr bus", []string{"flr"}, pcidev.RungRescan, "failed ok not-run", "flr,bus"},
-		{"rescan", "flr bus", []string{"flr", "bus"}, pcidev.RungRescan, "failed failed ok", "flr,bus"},
-		{"max function", "flr bus", []string{"flr", "bus"}, pcidev.RungFunction, "failed not-run not-run", "flr"},
-		{"max bus", "flr bus", []string{"flr", "bus"}, pcidev.RungBus, "failed failed not-run", "flr,bus"},
-		{"bus alone", "bus", nil, pcidev.RungRescan, "lacks ok not-run", "bus"},
-		{"none", "", nil, pcidev.RungRescan, "lacks lacks ok", ""},
+		{"function", "flr bus", nil, pcidev.RungFunction, pcidev.RungRescan, "ok not-run not-run", "flr"},
+		{"two methods", "flr pm", nil, pcidev.RungFunction, pcidev.RungRescan, "ok not-run not-run", "flr pm"},
+		{"bus", "flr bus", []string{"flr"}, pcidev.RungFunction, pcidev.RungRescan, "failed ok not-run", "flr,bus"},
+		{"rescan", "flr bus", []string{"flr", "bus"}, pcidev.RungFunction, pcidev.RungRescan, "failed failed ok", "flr,bus"},
+		{"max function", "flr bus", []string{"flr", "bus"}, pcidev.RungFunction, pcidev.RungFunction, "failed not-run not-run", "flr"},
+		{"max bus", "flr bus", []string{"flr", "bus"}, pcidev.RungFunction, pcidev.RungBus, "failed failed not-run", "flr,bus"},
+		{"bus alone", "bus", nil, pcidev.RungFunction, pcidev.RungRescan, "lacks ok not-run", "bus"},
+		{"from bus", "flr bus", nil, pcidev.RungBus, pcidev.RungRescan, "not-run ok not-run", "bus"},
+		{"bus and no other", "flr bus", []string{"bus"}, pcidev.RungBus, pcidev.RungBus, "not-run failed not-run", "bus"},
+		{"from rescan", "flr bus", nil, pcidev.RungRescan, pcidev.RungRescan, "not-run not-run ok", ""},
+		{"none", "", nil, pcidev.RungFunction, pcidev.RungRescan, "lacks lacks ok", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := pcitest.New(t)
@@ -66,7 +70,7 @@ func TestResetLadder(t *testing.T) {
 				}
 				return nil
 			}
-			tries, err := m.Tree().Reset(t.Context(), nic, c.max, false)
+			tries, err := m.Tree().Reset(t.Context(), nic, c.from, c.max, false)
 			if err != nil || outcomes(tries) != c.want || strings.Join(used, ",") != c.used {
 				t.Errorf("%s by %v, %v; want %s by %s", outcomes(tries), used, err, c.want, c.used)
 			}
@@ -97,7 +101,7 @@ func TestResetBelievesTheFunction(t *testing.T) {
 			}
 			return nil
 		}
-		tries, err := m.Tree().Reset(t.Context(), nic, pcidev.RungFunction, false)
+		tries, err := m.Tree().Reset(t.Context(), nic, pcidev.RungFunction, pcidev.RungFunction, false)
 		if err != nil || tries[0].Outcome != pcidev.Failed || tries[0].Err == nil {
 			t.Errorf("%x: %+v, %v", id, tries, err)
 		}
@@ -118,7 +122,7 @@ func TestResetBelievesTheFunction(t *testing.T) {
 		}
 		return nil
 	}
-	tries, err := tree.Reset(t.Context(), nic, pcidev.RungRescan, false)
+	tries, err := tree.Reset(t.Context(), nic, pcidev.RungFunction, pcidev.RungRescan, false)
 	if err != nil || tries[2].Outcome != pcidev.Failed || !errors.Is(tries[2].Err, vfio.ErrGone) {
 		t.Errorf("%+v, %v", tries, err)
 	}
@@ -140,20 +144,20 @@ func TestResetRefusals(t *testing.T) {
 	}
 	ctx, tree := t.Context(), m.Tree()
 	var refused *pcidev.Refused
-	if _, err := tree.Reset(ctx, nic, pcidev.RungRescan, false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "eth7") {
+	if _, err := tree.Reset(ctx, nic, pcidev.RungFunction, pcidev.RungRescan, false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "eth7") {
 		t.Errorf("in use: %v", err)
 	}
-	if _, err := tree.Reset(ctx, twin, pcidev.RungRescan, true); !errors.Is(err, vfio.ErrBusy) {
+	if _, err := tree.Reset(ctx, twin, pcidev.RungFunction, pcidev.RungRescan, true); !errors.Is(err, vfio.ErrBusy) {
 		t.Errorf("held: %v", err)
 	}
-	if _, err := tree.Reset(ctx, "0000:00:02.0", pcidev.RungRescan, true); !errors.As(err, &refused) {
+	if _, err := tree.Reset(ctx, "0000:00:02.0", pcidev.RungFunction, pcidev.RungRescan, true); !errors.As(err, &refused) {
 		t.Errorf("bridge: %v", err)
 	}
-	if _, err := tree.Reset(ctx, nic, "roof", false); !errors.Is(err, vfio.ErrInvalid) {
+	if _, err := tree.Reset(ctx, nic, pcidev.RungFunction, "roof", false); !errors.Is(err, vfio.ErrInvalid) {
 		t.Errorf("rung: %v", err)
 	}
 	m.Fail = nil
-	if tries, err := tree.Reset(ctx, nic, pcidev.RungRescan, true); err != nil || tries[0].Outcome != pcidev.OK {
+	if tries, err := tree.Reset(ctx, nic, pcidev.RungFunction, pcidev.RungRescan, true); err != nil || tries[0].Outcome != pcidev.OK {
 		t.Errorf("forced: %+v, %v", tries, err)
 	}
 }

@@ -22,7 +22,7 @@ type rungJSON struct {
 
 // reset resets a function, by more and more.
 func (a *app) reset() *cobra.Command {
-	var max string
+	var from, max string
 	var force bool
 	c := &cobra.Command{
 		Use: "reset BDF", Short: "Reset a PCI function, by more and more until it answers", Args: cobra.ExactArgs(1),
@@ -36,7 +36,7 @@ A function that a process has open is not reset, nor without --yes one that the 
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout*4)
 			defer cancel()
-			tries, err := a.pci.Reset(ctx, args[0], pcidev.Rung(max), force)
+			tries, err := a.pci.Reset(ctx, args[0], pcidev.Rung(from), pcidev.Rung(max), force)
 			if errors.Is(err, vfio.ErrInvalid) {
 				return usagef("see rnicctl reset --help", "%w", err)
 			}
@@ -46,6 +46,7 @@ A function that a process has open is not reset, nor without --yes one that the 
 			return errors.Join(a.showReset(args[0], tries), err)
 		},
 	}
+	c.Flags().StringVar(&from, "from", string(pcidev.RungFunction), "lowest rung, for a function that answers and is ill all the same")
 	c.Flags().StringVar(&max, "max", string(pcidev.RungRescan), "highest rung: function, bus or rescan")
 	c.Flags().BoolVar(&force, "yes", false, "also a function that the machine uses")
 	return c
