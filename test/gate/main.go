@@ -52,6 +52,7 @@ var suites = []suite{
 	{name: "no false alarm", command: test("-timeout", "60m", "-run", "^TestG21_VerifyCampaign$", "./driver")},
 	{name: "looking", command: test("./test/twoprocess")}, // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
+	{name: "hil", command: test("-race", "-run", "^TestProcesses_", "./test/hil")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
 	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM)_", "./..."), limit: 15 * time.Minute},
 	{name: "vm", command: test("-v", "-parallel", "2", "-timeout", "3h", "-run", "^TestVM_", "./test/vm/legs"), limit: 30 * time.Minute}, // on a fresh machine it begins with downloads

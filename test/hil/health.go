@@ -86,15 +86,15 @@ type counters map[string]uint64
 // errorCounters are the counters of docs/card.md that say that something is wrong when there is no traffic.
 var errorCounters = []string{"rx_drop_malformed", "rx_drop_icrc", "dma_faults", "cq_overflows", "events_lost"}
 
-// sysDevices is where the kernel shows PCI functions; a test has its own.
-var sysDevices = "/sys/bus/pci/devices"
+// function is where the kernel shows a PCI function.
+func function(addr string) string { return filepath.Join(host.Sys, "bus/pci/devices", addr) }
 
 // aer reads the kernel's counters of a function's PCIe errors (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
 // Correctable ones are left out: a link has some. A function without the files has no AER.
 func aer(addr string) (counters, error) {
 	got := counters{}
 	for _, kind := range []string{"nonfatal", "fatal"} {
-		f, err := os.Open(filepath.Join(sysDevices, addr, "aer_dev_"+kind))
+		f, err := os.Open(filepath.Join(function(addr), "aer_dev_"+kind))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

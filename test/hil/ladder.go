@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"rnic/vfio/pcidev"
 )
 
 // rung is one step of the reset ladder, as it went.
@@ -28,10 +30,7 @@ func mend(ctx context.Context, t *tool, c *card) (climbed []rung, now counters, 
 		began := time.Now()
 		var reset error
 		if c.pci() {
-			a := t.run(ctx, lookTime, "reset", c.Address, "--max", name)
-			if reset = a.problem(); reset == nil && a.code != exitOK {
-				reset = fmt.Errorf("rnicctl reset --max %s: exit %d", name, a.code)
-			}
+			reset = climb(ctx, t, c.Address, name)
 		}
 		if reset == nil {
 			now, err = checkHealth(ctx, t, c, nil)
@@ -50,9 +49,27 @@ func mend(ctx context.Context, t *tool, c *card) (climbed []rung, now counters, 
 	return climbed, now, err
 }
 
+// climb does one rung, also where a lower one would leave a function that answers: it answered before, and was ill.
+func climb(ctx context.Context, t *tool, addr, name string) error {
+	a := t.run(ctx, lookTime, "reset", addr, "--from", name, "--max", name)
+	if err := a.problem(); err != nil || a.code == exitOK {
+		return err
+	}
+	var said struct {
+		Rungs []struct{ Rung, Result, Why string }
+	}
+	a.object("rnic.reset.v1", &said)
+	for _, r := range said.Rungs {
+		if r.Rung == name {
+			return fmt.Errorf("reset: %s: %s", r.Result, r.Why)
+		}
+	}
+	return fmt.Errorf("reset: exit %d", a.code)
+}
+
 // vfioPCI is the kernel's driver for functions of user space. A card that is to have it after a run has it before:
 // such a card is neither bound nor unbound, and its runner needs no rights to do so.
-const vfioPCI = "vfio-pci"
+const vfioPCI = pcidev.VFIODriver
 
 // setUp gives a PCI function to vfio-pci. Other addresses need nothing.
 func setUp(ctx context.Context, t *tool, addr, restore string) error {
@@ -95,7 +112,7 @@ func driverIs(addr, want string) error {
 		return nil
 	}
 	has := "none"
-	if link, err := os.Readlink(filepath.Join(sysDevices, addr, "driver")); err == nil {
+	if link, err := os.Readlink(filepath.Join(function(addr), "driver")); err == nil {
 		has = filepath.Base(link)
 	}
 	if has != want {

@@ -15,15 +15,15 @@ import (
 
 const testAddr = "vfio-user:/run/cards/a.sock"
 
-// host is some processes that share a folder of leases.
-type host struct {
+// machine is some processes that share a folder of leases.
+type machine struct {
 	dir  string
 	dead map[int]bool // by pid
 }
 
-func newHost(t *testing.T) *host { return &host{dir: t.TempDir(), dead: map[int]bool{}} }
+func newMachine(t *testing.T) *machine { return &machine{dir: t.TempDir(), dead: map[int]bool{}} }
 
-func (h *host) process(pid int) *leases {
+func (h *machine) process(pid int) *leases {
 	return &leases{
 		dir: h.dir, ttl: 30 * time.Second, self: process{Who: "mona", Host: "lab", PID: pid},
 		alive: func(p process) (bool, bool) { return !h.dead[p.PID], true },
@@ -52,7 +52,7 @@ func crash(h *held) {
 
 func TestLeaseIsRenewedAndGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
 		time.Sleep(time.Hour) // 120 times as long as it lasts without being renewed
 		l, err := at.process(2).look(testAddr)
@@ -79,7 +79,7 @@ func TestLeaseIsRenewedAndGivenBack(t *testing.T) {
 // TestLeaseSecondWaits: the second runner waits until the first gives the card back, and no longer.
 func TestLeaseSecondWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		_, first := take(t, at.process(1), 0, nobodyWaits(t))
 		go func() {
 			time.Sleep(7 * time.Minute)
@@ -106,7 +106,7 @@ func TestLeaseSecondWaits(t *testing.T) {
 
 func TestLeaseWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		_, first := take(t, at.process(1), 0, nobodyWaits(t))
 		defer first.release()
 		began := time.Now()
@@ -115,7 +115,7 @@ func TestLeaseWaitEnds(t *testing.T) {
 		if !errors.As(err, &held) || held.Holder.PID != 1 {
 			t.Fatalf("%v", err)
 		}
-		if waited := time.Since(began); waited != 10*time.Minute {
+		if waited := time.Since(began); waited < 10*time.Minute || waited > 10*time.Minute+time.Second { // the folder's lock may be taken
 			t.Errorf("waited %v of 10 min", waited)
 		}
 		for _, want := range []string{"left", "mona on lab, pid 1", "10m0s"} {
@@ -137,7 +137,7 @@ func TestLeaseWaitEnds(t *testing.T) {
 // TestLeaseOfAKilledRunner: it is there after the crash and keeps others away until its time has passed.
 func TestLeaseOfAKilledRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
 		time.Sleep(time.Minute)
 		crash(h)
@@ -158,7 +158,7 @@ func TestLeaseOfAKilledRunner(t *testing.T) {
 // it over, until the process has ended.
 func TestLeaseOfAStoppedRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
 		crash(h) // it renews no more, and is not dead
 		_, _, err := at.process(2).take(t.Context(), "left", testAddr, 10*time.Minute, func(*lease) {})
@@ -175,7 +175,7 @@ func TestLeaseOfAStoppedRunner(t *testing.T) {
 // TestLeaseOfAnotherHost: whether its holder lives cannot be known; its time decides.
 func TestLeaseOfAnotherHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
 		crash(h)
 		other := at.process(2)
@@ -191,7 +191,7 @@ func TestLeaseOfAnotherHost(t *testing.T) {
 // TestLeaseLost: who slept over the end of the lease finds another's, ends, and takes nothing away.
 func TestLeaseLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
 		mine := lease{Address: testAddr, Card: "left", Holder: process{PID: 2}, Until: time.Now().Add(time.Hour), Token: "other"}
 		if err := at.process(2).write(&mine); err != nil {
@@ -213,7 +213,7 @@ func TestLeaseLost(t *testing.T) {
 // TestLeaseThatCannotBeRenewed: a full or vanished folder is borne as long as the lease lasts.
 func TestLeaseThatCannotBeRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
 		file := at.process(1).file(testAddr)
 		if err := os.WriteFile(file, []byte("{"), 0o644); err != nil { // half a lease
@@ -221,7 +221,7 @@ func TestLeaseThatCannotBeRenewed(t *testing.T) {
 		}
 		began := time.Now()
 		<-ctx.Done()
-		if lasted := time.Since(began); lasted != 30*time.Second || !errors.Is(context.Cause(ctx), errLeaseLost) {
+		if lasted := time.Since(began); lasted < 30*time.Second || lasted > 31*time.Second || !errors.Is(context.Cause(ctx), errLeaseLost) {
 			t.Errorf("ended after %v: %v", lasted, context.Cause(ctx))
 		}
 		crash(h)
@@ -235,7 +235,7 @@ func TestLeaseThatCannotBeRenewed(t *testing.T) {
 // TestLeaseOneWins: of many that find an expired lease at the same moment, one has it.
 func TestLeaseOneWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := newHost(t)
+		at := newMachine(t)
 		old := lease{Address: testAddr, Holder: process{PID: 99}, Until: time.Now().Add(-time.Second), Token: "old"}
 		at.dead[99] = true
 		if err := at.process(99).write(&old); err != nil {
@@ -266,7 +266,7 @@ func TestLeaseOneWins(t *testing.T) {
 }
 
 func TestLeaseFiles(t *testing.T) {
-	l := newHost(t).process(1)
+	l := newMachine(t).process(1)
 	seen := map[string]string{}
 	for _, addr := range []string{"vfio-user:/a/b", "vfio-user:/a_b", "vfio-user:/a b", "0000:03:00.0", "soft:" + strings.Repeat("x", 900), "soft:.."} {
 		f := l.file(addr)

@@ -1,60 +1,36 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"text/tabwriter"
 	"time"
+
+	"rnic/vfio/pcidev"
 )
 
-// runFolder is where `rnicctl list` looks for functions that were put aside; a test has its own.
-var runFolder = "/run/rnic"
+// host is where functions that were put aside are known to rnicctl; a test has its own.
+var host = pcidev.Host
 
-// quarantine is why a card was put aside.
-type quarantine struct {
-	Reason string    `json:"reason"` // a sentence for people
-	By     string    `json:"by"`
-	Since  time.Time `json:"since"`
-}
-
-// quarantineFile is the file that puts a card aside: of a PCI function the one that rnicctl heeds, until the next boot;
-// of another address one beside the leases.
-func (inv *inventory) quarantineFile(addr string) string {
+// quarantineOf is where a card is put aside, and its name there: a PCI function for rnicctl as well and until the next
+// boot, a card at another address beside the leases.
+func (inv *inventory) quarantineOf(addr string) (pcidev.Tree, string) {
 	if isPCI(addr) {
-		return filepath.Join(runFolder, "quarantine", addr+".json")
+		return host, addr
 	}
-	return filepath.Join(inv.State, "quarantine", fileName(addr)+".json")
+	return pcidev.Tree{Run: inv.State}, fileName(addr)
 }
 
-// quarantined gives why a card was put aside, nil where it was not. A file that cannot be read puts it
-// aside all the same.
-func (inv *inventory) quarantined(addr string) *quarantine {
-	text, err := os.ReadFile(inv.quarantineFile(addr))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	var q quarantine
-	if err == nil {
-		err = json.Unmarshal(text, &q)
-	}
-	if err != nil {
-		q = quarantine{Reason: fmt.Sprintf("%s cannot be read: %v", inv.quarantineFile(addr), err)}
-	}
-	return &q
+// quarantined gives why a card was put aside, nil where it was not.
+func (inv *inventory) quarantined(addr string) *pcidev.Quarantine {
+	tree, name := inv.quarantineOf(addr)
+	return tree.Quarantine(name)
 }
 
 // quarantine puts a card aside.
 func (inv *inventory) quarantine(addr, reason string, by process) error {
-	file := inv.quarantineFile(addr)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
-	}
-	return writeWhole(file, quarantine{Reason: reason, By: "hil, " + by.String(), Since: time.Now()})
+	tree, name := inv.quarantineOf(addr)
+	return tree.SetQuarantine(name, &pcidev.Quarantine{Reason: reason, By: "hil, " + by.String(), Since: time.Now()})
 }
 
 // release lifts the quarantine of cards.
@@ -73,7 +49,8 @@ func release(inv *inventory, names []string, out io.Writer) error {
 			fmt.Fprintf(out, "%s was not quarantined\n", n)
 			continue
 		}
-		if err := os.Remove(inv.quarantineFile(inv.Cards[n].Address)); err != nil {
+		tree, name := inv.quarantineOf(inv.Cards[n].Address)
+		if err := tree.SetQuarantine(name, nil); err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "%s was quarantined since %s: %s\n", n, q.Since.Format(time.RFC3339), q.Reason)

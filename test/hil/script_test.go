@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"rnic/vfio/pcidev"
 )
 
 // These tests have a rnicctl that does as it is told, so that boards can be ill in every way. What rnicctl itself does with
@@ -46,17 +48,16 @@ func errorOut(code, message string) string {
 // newBoard is a scripted runner of a board whose function has the driver xdma. first are rules before those of a board that is well.
 func newBoard(t *testing.T, first ...rule) *scripted {
 	t.Helper()
-	sys, run := t.TempDir(), t.TempDir()
-	oldSys, oldRun := sysDevices, runFolder
-	sysDevices, runFolder = sys, run
-	t.Cleanup(func() { sysDevices, runFolder = oldSys, oldRun })
-	t.Setenv("HIL_TEST_SYS", sys)
-	link := filepath.Join(sys, bdf, "driver")
+	old := host
+	host = pcidev.Under(t.TempDir())
+	t.Cleanup(func() { host = old })
+	t.Setenv("HIL_TEST_SYS", filepath.Dir(function(bdf)))
+	link := filepath.Join(function(bdf), "driver")
 	for _, err := range []error{
-		os.Mkdir(filepath.Join(sys, bdf), 0o755),
+		os.MkdirAll(function(bdf), 0o755),
 		os.Symlink("../drivers/xdma", link),
-		os.WriteFile(filepath.Join(sys, bdf, "aer_dev_nonfatal"), []byte("Undefined 0\nDLP 0\nUnsupReq 3\nTOTAL_ERR_NONFATAL 3\n"), 0o644),
-		os.WriteFile(filepath.Join(sys, bdf, "aer_dev_correctable"), []byte("RxErr 17\nTOTAL_ERR_COR 17\n"), 0o644),
+		os.WriteFile(filepath.Join(function(bdf), "aer_dev_nonfatal"), []byte("Undefined 0\nDLP 0\nUnsupReq 3\nTOTAL_ERR_NONFATAL 3\n"), 0o644),
+		os.WriteFile(filepath.Join(function(bdf), "aer_dev_correctable"), []byte("RxErr 17\nTOTAL_ERR_COR 17\n"), 0o644),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +79,7 @@ func newBoard(t *testing.T, first ...rule) *scripted {
 // driver is the driver that the board's function has.
 func boardDriver(t *testing.T) string {
 	t.Helper()
-	link, err := os.Readlink(filepath.Join(sysDevices, bdf, "driver"))
+	link, err := os.Readlink(filepath.Join(function(bdf), "driver"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,17 +144,20 @@ func TestBoardIsMended(t *testing.T) {
 func TestBoardStaysIll(t *testing.T) {
 	s := newBoard(t,
 		rule{Args: "selftest", Out: illStairs, Exit: 1},
-		rule{Args: "reset " + bdf + " --max bus", Exit: 1}, // a rung that fails is no reason to stop
+		rule{Args: "reset " + bdf + " --from bus --max bus", Exit: 1, Out: `{"schema":"rnic.reset.v1","rungs":[{"rung":"bus","result":"lacks","why":"others are on that bus"}]}`}, // a rung that fails is no reason to stop
 	)
 	r, code := s.run(t.Context())
 	c := r.Cards[0]
 	if code != exitFailed || c.Result != "fail" || !slices.Equal(c.Quarantined, []string{"board"}) || len(c.Health[0].Ladder) != 3 || c.Suites[0].Result != notRun {
 		t.Fatalf("exit %d, %+v", code, c)
 	}
+	if why := c.Health[0].Ladder[1].Why; why != "reset: lacks: others are on that bus" {
+		t.Errorf("bus: %s", why)
+	}
 	if d := boardDriver(t); d != "xdma" {
 		t.Errorf("its driver is %s", d)
 	}
-	text, err := os.ReadFile(filepath.Join(runFolder, "quarantine", bdf+".json"))
+	text, err := os.ReadFile(host.QuarantinePath(bdf))
 	if err != nil || !strings.Contains(string(text), "CTRL reads as all ones") || !strings.Contains(string(text), `"by": "hil, `) {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -287,7 +291,7 @@ func TestBoardThatStays(t *testing.T) {
 	if c := r.Cards[0]; code != exitFailed || !strings.Contains(c.Why, "has the driver xdma") {
 		t.Errorf("with another driver: exit %d, %+v", code, c)
 	}
-	link := filepath.Join(sysDevices, bdf, "driver")
+	link := filepath.Join(function(bdf), "driver")
 	if err := os.Remove(link); err != nil {
 		t.Fatal(err)
 	}
