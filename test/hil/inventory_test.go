@@ -31,7 +31,7 @@ cards:
     identity: {bitstream: none, engine: none, contract: "1.10"}
 `
 
-func TestInventory(t *testing.T) {
+func TestHIL_Inventory(t *testing.T) {
 	inv, err := parseInventory([]byte(good))
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-func TestInventoryRefuses(t *testing.T) {
+func TestHIL_InventoryRefuses(t *testing.T) {
 	for _, c := range []struct{ what, text, want string }{
 		{"empty", "", "it is empty"},
 		{"no YAML", "cards: [", "did not find expected node content"},
@@ -112,7 +112,7 @@ func with(old, new string) string {
 	return strings.Replace(good, old, new, 1)
 }
 
-func TestInventoryFileIsNamed(t *testing.T) {
+func TestHIL_InventoryFileIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cards.yaml")
 	if err := os.WriteFile(file, []byte("cards: {}"), 0o644); err != nil {
 		t.Fatal(err)

@@ -50,7 +50,7 @@ func crash(h *held) {
 	<-h.done
 }
 
-func TestLeaseIsRenewedAndGivenBack(t *testing.T) {
+func TestHIL_LeaseIsRenewedAndGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -76,8 +76,8 @@ func TestLeaseIsRenewedAndGivenBack(t *testing.T) {
 	})
 }
 
-// TestLeaseSecondWaits: the second runner waits until the first gives the card back, and no longer.
-func TestLeaseSecondWaits(t *testing.T) {
+// TestHIL_LeaseSecondWaits: the second runner waits until the first gives the card back, and no longer.
+func TestHIL_LeaseSecondWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		_, first := take(t, at.process(1), 0, nobodyWaits(t))
@@ -104,7 +104,7 @@ func TestLeaseSecondWaits(t *testing.T) {
 	})
 }
 
-func TestLeaseWaitEnds(t *testing.T) {
+func TestHIL_LeaseWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		_, first := take(t, at.process(1), 0, nobodyWaits(t))
@@ -134,8 +134,8 @@ func TestLeaseWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLeaseOfAKilledRunner: it is there after the crash and keeps others away until its time has passed.
-func TestLeaseOfAKilledRunner(t *testing.T) {
+// TestHIL_LeaseOfAKilledRunner: it is there after the crash and keeps others away until its time has passed.
+func TestHIL_LeaseOfAKilledRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -154,9 +154,9 @@ func TestLeaseOfAKilledRunner(t *testing.T) {
 	})
 }
 
-// TestLeaseOfAStoppedRunner: its time has passed, but the process is there and has the card open. Nobody takes
+// TestHIL_LeaseOfAStoppedRunner: its time has passed, but the process is there and has the card open. Nobody takes
 // it over, until the process has ended.
-func TestLeaseOfAStoppedRunner(t *testing.T) {
+func TestHIL_LeaseOfAStoppedRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -172,8 +172,8 @@ func TestLeaseOfAStoppedRunner(t *testing.T) {
 	})
 }
 
-// TestLeaseOfAnotherHost: whether its holder lives cannot be known; its time decides.
-func TestLeaseOfAnotherHost(t *testing.T) {
+// TestHIL_LeaseOfAnotherHost: whether its holder lives cannot be known; its time decides.
+func TestHIL_LeaseOfAnotherHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		_, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -188,8 +188,8 @@ func TestLeaseOfAnotherHost(t *testing.T) {
 	})
 }
 
-// TestLeaseLost: who slept over the end of the lease finds another's, ends, and takes nothing away.
-func TestLeaseLost(t *testing.T) {
+// TestHIL_LeaseLost: who slept over the end of the lease finds another's, ends, and takes nothing away.
+func TestHIL_LeaseLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -210,8 +210,8 @@ func TestLeaseLost(t *testing.T) {
 	})
 }
 
-// TestLeaseThatCannotBeRenewed: a full or vanished folder is borne as long as the lease lasts.
-func TestLeaseThatCannotBeRenewed(t *testing.T) {
+// TestHIL_LeaseThatCannotBeRenewed: a full or vanished folder is borne as long as the lease lasts.
+func TestHIL_LeaseThatCannotBeRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		ctx, h := take(t, at.process(1), 0, nobodyWaits(t))
@@ -232,8 +232,8 @@ func TestLeaseThatCannotBeRenewed(t *testing.T) {
 	})
 }
 
-// TestLeaseOneWins: of many that find an expired lease at the same moment, one has it.
-func TestLeaseOneWins(t *testing.T) {
+// TestHIL_LeaseOneWins: of many that find an expired lease at the same moment, one has it.
+func TestHIL_LeaseOneWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := newMachine(t)
 		old := lease{Address: testAddr, Holder: process{PID: 99}, Until: time.Now().Add(-time.Second), Token: "old"}
@@ -265,7 +265,7 @@ func TestLeaseOneWins(t *testing.T) {
 	})
 }
 
-func TestLeaseFiles(t *testing.T) {
+func TestHIL_LeaseFiles(t *testing.T) {
 	l := newMachine(t).process(1)
 	seen := map[string]string{}
 	for _, addr := range []string{"vfio-user:/a/b", "vfio-user:/a_b", "vfio-user:/a b", "0000:03:00.0", "soft:" + strings.Repeat("x", 900), "soft:.."} {

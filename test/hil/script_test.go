@@ -99,7 +99,7 @@ func firstWords(list []string) []string {
 	return words
 }
 
-func TestBoardIsBoundTestedAndGivenBack(t *testing.T) {
+func TestHIL_BoardIsBoundTestedAndGivenBack(t *testing.T) {
 	s := newBoard(t)
 	r, code := s.run(t.Context())
 	if code != exitOK || r.Cards[0].Result != "pass" {
@@ -117,8 +117,8 @@ func TestBoardIsBoundTestedAndGivenBack(t *testing.T) {
 	}
 }
 
-// TestBoardIsMended: the ladder is climbed until the card is well, and no further.
-func TestBoardIsMended(t *testing.T) {
+// TestHIL_BoardIsMended: the ladder is climbed until the card is well, and no further.
+func TestHIL_BoardIsMended(t *testing.T) {
 	s := newBoard(t,
 		rule{Args: "selftest", Times: 3, Out: illStairs, Exit: 1}, // before, after function and bus
 	)
@@ -140,8 +140,8 @@ func TestBoardIsMended(t *testing.T) {
 	}
 }
 
-// TestBoardStaysIll: it is put aside where rnicctl looks for that, given back, and refused from then on.
-func TestBoardStaysIll(t *testing.T) {
+// TestHIL_BoardStaysIll: it is put aside where rnicctl looks for that, given back, and refused from then on.
+func TestHIL_BoardStaysIll(t *testing.T) {
 	s := newBoard(t,
 		rule{Args: "selftest", Out: illStairs, Exit: 1},
 		rule{Args: "reset " + bdf + " --from bus --max bus", Exit: 1, Out: `{"schema":"rnic.reset.v1","rungs":[{"rung":"bus","result":"lacks","why":"others are on that bus"}]}`}, // a rung that fails is no reason to stop
@@ -173,8 +173,8 @@ func TestBoardStaysIll(t *testing.T) {
 	}
 }
 
-// TestBoardSuiteFails: what it leaves is kept, the suite is run once more, and the card's health decides on the rest.
-func TestBoardSuiteFails(t *testing.T) {
+// TestHIL_BoardSuiteFails: what it leaves is kept, the suite is run once more, and the card's health decides on the rest.
+func TestHIL_BoardSuiteFails(t *testing.T) {
 	s := newBoard(t, rule{Args: "verify", Times: 1, Out: differs, Exit: 1})
 	r, code := s.run(t.Context())
 	c := r.Cards[0]
@@ -201,9 +201,9 @@ func TestBoardSuiteFails(t *testing.T) {
 	}
 }
 
-// TestBoardObstacles: what keeps a board from being tested is no failure of it, has rnicctl's exit code, and
+// TestHIL_BoardObstacles: what keeps a board from being tested is no failure of it, has rnicctl's exit code, and
 // puts nothing aside.
-func TestBoardObstacles(t *testing.T) {
+func TestHIL_BoardObstacles(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		rule rule
@@ -229,7 +229,7 @@ func TestBoardObstacles(t *testing.T) {
 	}
 }
 
-func TestBoardIdentity(t *testing.T) {
+func TestHIL_BoardIdentity(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		rule rule
@@ -259,9 +259,9 @@ func TestBoardIdentity(t *testing.T) {
 	}
 }
 
-// TestBoardCounters: a PCIe error that the kernel counted during suites that passed is a failure; so is a card that
+// TestHIL_BoardCounters: a PCIe error that the kernel counted during suites that passed is a failure; so is a card that
 // counts errors while nobody sends anything.
-func TestBoardCounters(t *testing.T) {
+func TestHIL_BoardCounters(t *testing.T) {
 	s := newBoard(t, rule{Args: "verify", Out: verifyOut, Touch: bdf + "/aer_dev_nonfatal=DLP 1\nUnsupReq 3\n"})
 	r, code := s.run(t.Context())
 	if c := r.Cards[0]; code != exitFailed || c.Result != "fail" || !strings.HasSuffix(c.Why, "aer_nonfatal_DLP grew from 0 to 1") || c.Quarantined != nil || c.Health[1].Result != mended {
@@ -274,8 +274,8 @@ func TestBoardCounters(t *testing.T) {
 	}
 }
 
-// TestBoardGivenBackToAnother: a driver that is not the inventory's is said, though the suites passed.
-func TestBoardGivenBackToAnother(t *testing.T) {
+// TestHIL_BoardGivenBackToAnother: a driver that is not the inventory's is said, though the suites passed.
+func TestHIL_BoardGivenBackToAnother(t *testing.T) {
 	s := newBoard(t, rule{Args: "unbind"}) // does nothing, and says that all is well
 	r, code := s.run(t.Context())
 	if c := r.Cards[0]; code != exitFailed || c.Result != "fail" || !strings.Contains(c.Why, "has the driver vfio-pci, the inventory says restore: xdma") {
@@ -283,8 +283,8 @@ func TestBoardGivenBackToAnother(t *testing.T) {
 	}
 }
 
-// TestBoardThatStays: one that is to have vfio-pci before and after is neither bound nor unbound.
-func TestBoardThatStays(t *testing.T) {
+// TestHIL_BoardThatStays: one that is to have vfio-pci before and after is neither bound nor unbound.
+func TestHIL_BoardThatStays(t *testing.T) {
 	s := newBoard(t)
 	s.inv.Cards["board"].Restore = vfioPCI
 	r, code := s.run(t.Context())
@@ -306,8 +306,8 @@ func TestBoardThatStays(t *testing.T) {
 	}
 }
 
-// TestBoardInterrupted: an interruption is no illness; the function is given back by a command that is not interrupted.
-func TestBoardInterrupted(t *testing.T) {
+// TestHIL_BoardInterrupted: an interruption is no illness; the function is given back by a command that is not interrupted.
+func TestHIL_BoardInterrupted(t *testing.T) {
 	s := newBoard(t, rule{Args: "verify", Sleep: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -323,8 +323,8 @@ func TestBoardInterrupted(t *testing.T) {
 	}
 }
 
-// TestBoardWithoutDebugPage: the suites that need what a card lacks are skipped, by what it lacks.
-func TestBoardWithoutDebugPage(t *testing.T) {
+// TestHIL_BoardWithoutDebugPage: the suites that need what a card lacks are skipped, by what it lacks.
+func TestHIL_BoardWithoutDebugPage(t *testing.T) {
 	s := newBoard(t, rule{Args: "verify -d " + bdf + " --seed 7 --count 200 --fault", Out: errorOut("not-supported", "use debug page: not supported"), Exit: 6})
 	r, code := s.run(t.Context(), "conformance", "faults")
 	if code != exitOK {
@@ -340,8 +340,8 @@ func TestBoardWithoutDebugPage(t *testing.T) {
 	}
 }
 
-// TestFaultThatIsNotFound: the suite fails where verification passes a card with a defect in its walk.
-func TestFaultThatIsNotFound(t *testing.T) {
+// TestHIL_FaultThatIsNotFound: the suite fails where verification passes a card with a defect in its walk.
+func TestHIL_FaultThatIsNotFound(t *testing.T) {
 	s := newBoard(t,
 		rule{Args: "verify -d " + bdf + " --seed 7 --count 200 --fault short-last", Out: verifyOut},
 		rule{Args: "verify -d " + bdf + " --seed 7 --count 200 --fault", Out: differs, Exit: 1})
