@@ -68,14 +68,15 @@ func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 // rnicctl doctor, which looks beforehand.
 const (
 	CheckIOMMUOff       = "iommu-off"
-	CheckNoVFIO         = "no-vfio"
+	CheckNoIOMMU        = "noiommu"
+	CheckNoModule       = "vfio-module-missing"
 	CheckNotBound       = "not-bound"
 	CheckGroupNotViable = "group-not-viable"
 	CheckNoPermission   = "no-permission"
 	CheckMSINoRemap     = "msi-no-remap"
 	CheckVFToken        = "vf-token"
 	CheckMemlockLow     = "memlock-low"
-	CheckDMAEntryLimit  = "dma-entry-limit"
+	CheckMappingLimit   = "mapping-limit"
 	CheckBusy           = "busy"
 )
 

@@ -88,7 +88,7 @@ func ours(t *testing.T, file, arch string) facts {
 var (
 	cStruct  = regexp.MustCompile(`is struct (\w+)`)
 	humps    = regexp.MustCompile(`([a-z0-9])([A-Z])`)
-	reserved = map[string]bool{"iommu_ioas_iova_ranges": true, "iommu_ioas_map": true, "iommu_option": true, "iommu_vfio_ioas": true}
+	reserved = map[string]bool{"iommu_ioas_iova_ranges": true, "iommu_ioas_map": true}
 )
 
 func cField(name string) string { return strings.ToLower(humps.ReplaceAllString(name, "${1}_$2")) }

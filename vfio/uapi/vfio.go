@@ -12,7 +12,6 @@ import "structs"
 const (
 	VFIO_API_VERSION     = 0
 	VFIO_TYPE1v2_IOMMU   = 3
-	VFIO_NOIOMMU_IOMMU   = 8
 	VFIO_UNMAP_ALL       = 9
 	VFIO_GET_API_VERSION = 0x3b64
 	VFIO_CHECK_EXTENSION = 0x3b65
@@ -41,21 +40,14 @@ type GroupStatus struct {
 
 // Requests of a device.
 const (
-	VFIO_DEVICE_GET_INFO               = 0x3b6b
-	VFIO_DEVICE_GET_REGION_INFO        = 0x3b6c
-	VFIO_DEVICE_GET_IRQ_INFO           = 0x3b6d
-	VFIO_DEVICE_SET_IRQS               = 0x3b6e
-	VFIO_DEVICE_RESET                  = 0x3b6f
-	VFIO_DEVICE_GET_PCI_HOT_RESET_INFO = 0x3b70
-	VFIO_DEVICE_PCI_HOT_RESET          = 0x3b71
-	VFIO_DEVICE_FEATURE                = 0x3b75
+	VFIO_DEVICE_GET_INFO        = 0x3b6b
+	VFIO_DEVICE_GET_REGION_INFO = 0x3b6c
+	VFIO_DEVICE_GET_IRQ_INFO    = 0x3b6d
+	VFIO_DEVICE_SET_IRQS        = 0x3b6e
+	VFIO_DEVICE_RESET           = 0x3b6f
 
 	VFIO_DEVICE_FLAGS_RESET = 1 << 0
 	VFIO_DEVICE_FLAGS_PCI   = 1 << 1
-	VFIO_DEVICE_FLAGS_CAPS  = 1 << 7
-
-	VFIO_DEVICE_FEATURE_MASK  = 0xffff
-	VFIO_DEVICE_FEATURE_PROBE = 1 << 18
 )
 
 // DeviceInfo is struct vfio_device_info, without what newer kernels append.
@@ -70,11 +62,7 @@ type DeviceInfo struct {
 
 // Indices and flags of regions.
 const (
-	VFIO_PCI_BAR0_REGION_INDEX   = 0
-	VFIO_PCI_ROM_REGION_INDEX    = 6
-	VFIO_PCI_CONFIG_REGION_INDEX = 7
-	VFIO_PCI_VGA_REGION_INDEX    = 8
-	VFIO_PCI_NUM_REGIONS         = 9
+	VFIO_PCI_NUM_REGIONS = 9
 
 	VFIO_REGION_INFO_FLAG_READ  = 1 << 0
 	VFIO_REGION_INFO_FLAG_WRITE = 1 << 1
@@ -121,12 +109,7 @@ type RegionSparseMmapArea struct {
 
 // Indices, flags and actions of interrupts.
 const (
-	VFIO_PCI_INTX_IRQ_INDEX = 0
-	VFIO_PCI_MSI_IRQ_INDEX  = 1
-	VFIO_PCI_MSIX_IRQ_INDEX = 2
-	VFIO_PCI_ERR_IRQ_INDEX  = 3
-	VFIO_PCI_REQ_IRQ_INDEX  = 4
-	VFIO_PCI_NUM_IRQS       = 5
+	VFIO_PCI_NUM_IRQS = 5
 
 	VFIO_IRQ_INFO_EVENTFD    = 1 << 0
 	VFIO_IRQ_INFO_MASKABLE   = 1 << 1
@@ -160,48 +143,12 @@ type IRQSet struct {
 	Count uint32
 }
 
-// HotResetInfo is struct vfio_pci_hot_reset_info; dependent devices follow.
-type HotResetInfo struct {
-	_     structs.HostLayout
-	Argsz uint32
-	Flags uint32
-	Count uint32
-}
-
-// DependentDevice is struct vfio_pci_dependent_device. GroupID is an iommufd
-// device ID where the info has VFIO_PCI_HOT_RESET_FLAG_DEV_ID.
-type DependentDevice struct {
-	_       structs.HostLayout
-	GroupID uint32
-	Segment uint16
-	Bus     uint8
-	Devfn   uint8
-}
-
-// HotReset is struct vfio_pci_hot_reset; group file descriptors follow.
-type HotReset struct {
-	_     structs.HostLayout
-	Argsz uint32
-	Flags uint32
-	Count uint32
-}
-
-// DeviceFeature is struct vfio_device_feature; the feature's data follows.
-type DeviceFeature struct {
-	_     structs.HostLayout
-	Argsz uint32
-	Flags uint32
-}
-
 // Flags and capabilities of a type 1 IOMMU.
 const (
 	VFIO_IOMMU_INFO_PGSIZES              = 1 << 0
 	VFIO_IOMMU_INFO_CAPS                 = 1 << 1
 	VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE = 1
 	VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL      = 3
-	VFIO_DMA_MAP_FLAG_READ               = 1 << 0
-	VFIO_DMA_MAP_FLAG_WRITE              = 1 << 1
-	VFIO_DMA_UNMAP_FLAG_ALL              = 1 << 1
 )
 
 // Type1Info is struct vfio_iommu_type1_info. The kernel's structure of 20 bytes

@@ -73,11 +73,15 @@ func openContainer(sys System, f *function, node, backend, token string) (c *con
 	if c.fd, err = openNode(sys, node, f); err != nil {
 		return c, -1, err
 	}
-	if v, err := sys.IoctlInt(c.fd, uapi.VFIO_GET_API_VERSION, 0); err != nil || v != uapi.VFIO_API_VERSION {
-		return c, -1, fmt.Errorf("%s has VFIO version %d, want %d (%v): %w", node, v, uapi.VFIO_API_VERSION, err, vfio.ErrNotSupported)
+	version, err := sys.IoctlInt(c.fd, uapi.VFIO_GET_API_VERSION, 0)
+	if err != nil {
+		return c, -1, fmt.Errorf("ask %s for its version: %w", node, err)
+	}
+	if version != uapi.VFIO_API_VERSION {
+		return c, -1, fmt.Errorf("%s has VFIO version %d, want %d: %w", node, version, uapi.VFIO_API_VERSION, vfio.ErrNotSupported)
 	}
 	if v, err := sys.IoctlInt(c.fd, uapi.VFIO_CHECK_EXTENSION, uapi.VFIO_TYPE1v2_IOMMU); err != nil || v <= 0 {
-		return c, -1, &vfio.SetupError{Check: vfio.CheckNoVFIO, Object: node, Value: "without a type 1 v2 IOMMU driver", Limit: "with one",
+		return c, -1, &vfio.SetupError{Check: vfio.CheckNoModule, Object: node, Value: "without a type 1 v2 IOMMU driver", Limit: "with one",
 			Fix: "modprobe vfio_iommu_type1", Err: errors.Join(vfio.ErrNotSupported, err)}
 	}
 	groupNode := "/dev/vfio/" + f.group

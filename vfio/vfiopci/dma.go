@@ -88,7 +88,7 @@ func (d *Device) mapError(n uint64, err error) error {
 		return fmt.Errorf("%w: the IOMMU translates %v in pages of %#x: %w", vfio.ErrInvalid, d.iommu.limits().ranges, d.iommu.limits().pageSizes, err)
 	case errors.Is(err, unix.ENOSPC):
 		const param = "sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
-		return &vfio.SetupError{Check: vfio.CheckDMAEntryLimit, Object: "/" + param, Value: fmt.Sprintf("%d mappings are in use", len(d.dma.maps)),
+		return &vfio.SetupError{Check: vfio.CheckMappingLimit, Object: "/" + param, Value: fmt.Sprintf("%d mappings are in use", len(d.dma.maps)),
 			Limit: fmt.Sprintf("fewer than %d", d.iommu.limits().mappings), Fix: "register fewer and larger regions; or, before the card is opened: echo 65535 > /" + param + " (now " + text(files, param) + ")",
 			Err: fmt.Errorf("%w: %w", vfio.ErrExhausted, err)}
 	case errors.Is(err, unix.ENOMEM):
@@ -120,7 +120,7 @@ type memlock struct {
 	exempt bool   // CAP_IPC_LOCK
 }
 
-// readMemlock reads what counts against locked memory from /proc/self.
+// readMemlock reads what counts against locked memory from /proc.
 func readMemlock(files fs.ReadLinkFS) memlock {
 	m := memlock{limit: unlimited}
 	for line := range strings.Lines(text(files, "proc/self/limits")) {
@@ -132,7 +132,7 @@ func readMemlock(files fs.ReadLinkFS) memlock {
 			}
 		}
 	}
-	for line := range strings.Lines(text(files, "proc/self/status")) {
+	for line := range strings.Lines(text(files, "proc/thread-self/status")) {
 		f := strings.Fields(line)
 		if len(f) < 2 {
 			continue

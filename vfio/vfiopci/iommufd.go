@@ -37,7 +37,7 @@ func openIOMMUFD(sys System, f *function) (s *ioas, device int, err error) {
 		}
 	}()
 	if f.cdev == "" {
-		return s, -1, &vfio.SetupError{Check: vfio.CheckNoVFIO, Object: f.bdf, Value: "has no node in /dev/vfio/devices", Limit: "a kernel with CONFIG_VFIO_DEVICE_CDEV (6.6 or later)",
+		return s, -1, &vfio.SetupError{Check: vfio.CheckNoModule, Object: f.bdf, Value: "has no node in /dev/vfio/devices", Limit: "a kernel with CONFIG_VFIO_DEVICE_CDEV (6.6 or later)",
 			Fix: "open " + f.bdf + "?vfio=type1", Err: vfio.ErrNotSupported}
 	}
 	if device, err = openNode(sys, f.cdev, f); err != nil {
@@ -84,11 +84,9 @@ func (s *ioas) bindError(f *function, device int, err error) error {
 		return notRemapped(f, "iommufd", err)
 	case errors.Is(err, unix.EBUSY) && len(offenders(s.sys.Files(), f.group)) > 0:
 		return notViable(s.sys.Files(), f.group, fmt.Errorf("%w: %w", vfio.ErrBusy, err))
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL): // EINVAL: its other holder may be another user's, and not seen
 		pids := holders(s.sys.Files(), device, f.cdev, "/dev/vfio/"+f.group)
-		if len(pids) > 0 || errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("bind %s to iommufd: %w: %w", f.cdev, busyBy(pids), err)
-		}
+		return fmt.Errorf("bind %s to iommufd: %w: %w", f.cdev, busyBy(pids), err)
 	}
 	return fmt.Errorf("bind %s to iommufd: %w", f.cdev, iommufdCause(err))
 }

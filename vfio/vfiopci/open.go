@@ -165,7 +165,7 @@ func openNode(sys System, node string, f *function) (int, error) {
 		return -1, &vfio.SetupError{Check: vfio.CheckNoPermission, Object: node, Value: value, Limit: "readable and writable by this user",
 			Fix: "install the udev rule of docs/vfio.md, or: chown $USER " + node, Err: fmt.Errorf("%w: %w", vfio.ErrPermission, err)}
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return -1, &vfio.SetupError{Check: vfio.CheckNoVFIO, Object: node, Value: "not there", Limit: "a node of the kernel's VFIO",
+		return -1, &vfio.SetupError{Check: vfio.CheckNoModule, Object: node, Value: "not there", Limit: "a node of the kernel's VFIO",
 			Fix: "modprobe vfio-pci; in a container, give it " + node, Err: fmt.Errorf("%w: %w", vfio.ErrNotSupported, err)}
 	}
 	return -1, fmt.Errorf("open %s: %w", node, err)

@@ -52,7 +52,7 @@ func readFunction(files fs.ReadLinkFS, bdf string) (*function, error) {
 		return nil, &vfio.SetupError{Check: vfio.CheckIOMMUOff, Object: bdf, Value: "in no IOMMU group", Limit: "behind an IOMMU",
 			Fix: "switch the IOMMU on in the firmware, and boot with intel_iommu=on or amd_iommu=on", Err: vfio.ErrNotSupported}
 	case noIOMMU(files, f):
-		return nil, &vfio.SetupError{Check: vfio.CheckIOMMUOff, Object: bdf + " group " + f.group, Value: "in VFIO's no-IOMMU mode",
+		return nil, &vfio.SetupError{Check: vfio.CheckNoIOMMU, Object: bdf + " group " + f.group, Value: "in VFIO's no-IOMMU mode",
 			Limit: "behind an IOMMU: without one, any user of the card owns the machine",
 			Fix:   "switch the IOMMU on in the firmware, and boot with intel_iommu=on or amd_iommu=on; there is no option to go without", Err: vfio.ErrNotSupported}
 	case !onVFIO(f.driver):
@@ -89,7 +89,10 @@ func offenders(files fs.ReadLinkFS, group string) (list []string) {
 		dir := pciDevices + m.Name()
 		driver := linkBase(files, dir+"/driver")
 		class := text(files, dir+"/class")
-		if driver == "" || driver == "pci-stub" || onVFIO(driver) || strings.HasPrefix(class, "0x0604") || strings.HasPrefix(class, "0x0607") {
+		if _, err := files.Lstat(dir + "/vfio-dev"); err == nil { // a variant of vfio-pci
+			continue
+		}
+		if driver == "" || driver == "pci-stub" || driver == "pcieport" || onVFIO(driver) || strings.HasPrefix(class, "0x0604") || strings.HasPrefix(class, "0x0607") {
 			continue
 		}
 		list = append(list, fmt.Sprintf("%s is bound to %s", m.Name(), driver))
