@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"rnic/cmd/rnicctl/internal/doctor"
+	"rnic/cmd/rnicctl/internal/selftest"
 	"rnic/hw"
 )
 
@@ -156,6 +158,24 @@ func TestDocs(t *testing.T) {
 		}
 	}
 	visit((&app{}).root())
+	for _, check := range doctor.Checks {
+		if !strings.Contains(doc, "| "+check+" |") {
+			t.Errorf("doctor's check %s is missing", check)
+		}
+	}
+	stairs, err := os.ReadFile("../../../../docs/bring-up.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for _, stage := range selftest.Names() { // in their order
+		i := strings.Index(string(stairs)[at:], "| "+stage+" |")
+		if i < 0 {
+			t.Errorf("docs/bring-up.md: stage %s is missing, or not in its place", stage)
+			continue
+		}
+		at += i
+	}
 	for _, c := range classes {
 		if !strings.Contains(doc, "`"+c.code+"`") || !strings.Contains(doc, fmt.Sprintf("| %d |", c.exit)) {
 			t.Errorf("exit %d, code %s is missing", c.exit, c.code)
