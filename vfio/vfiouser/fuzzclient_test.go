@@ -66,7 +66,7 @@ func FuzzAnswers(f *testing.F) {
 		var server sync.WaitGroup
 		server.Go(func() { lie(t, sc, s, in) })
 		began := time.Now()
-		d, err := Client(context.Background(), cc, "test:fuzz", WithTimeout(300*time.Millisecond))
+		d, err := Client(context.Background(), cc, "test:fuzz", WithTimeout(100*time.Millisecond))
 		if err == nil {
 			var fds []int
 			for i := range 2 {
