@@ -171,65 +171,65 @@ func (c *CQ) detach(q *QP) {
 // It does not wait, allocates nothing and makes no system call. Completions
 // that came before an error are given first. errors.Is: ErrOverrun,
 // ErrDeviceGone, ErrClosed.
-func (c *CQ) Poll(wc []WC) (int, error) {
+func (c *CQ) Poll(wc []WC) (n int, err error) {
 	c.mu.Lock()
-	n := c.poll(wc)
-	var err error
-	if n == 0 {
-		err = c.err
-	}
-	c.mu.Unlock()
-	return n, err
-}
-
-func (c *CQ) poll(wc []WC) (n int) {
 	q, qp, verify := c.q, c.last, c.d.verify
 	if c.closed { // the ring is gone
-		return 0
+		wc = nil
 	}
 	took := false
-	compared := 0 // completions, from here on, whose packets were compared
+	compared := 0  // completions, from here on, whose packets were compared
+	var e *hw.CQE  // the oldest, where it was looked at
+	var qpn uint32 // its queue pair
 	for n < len(wc) {
-		e := q.Peek()
+		// A CQE stays in the ring, where the card may change it: each byte is loaded once.
 		if e == nil {
-			break
+			if e = q.Peek(); e == nil {
+				break
+			}
+			qpn = e.QPN
 		}
 		took = true
+		room := wc[n:]
 		if verify != nil {
 			if compared <= 0 { // a card may take back what it wrote
 				compared = q.Ready(len(wc))
 				verify.catchUp() // with all that the card reported before it wrote these
 			}
 			compared--
+			room = room[:1]
 		}
-		// The CQE stays in the ring, where the card may change it: each byte is loaded once.
-		if qpn := e.QPN; qp == nil || qp.n != qpn {
+		if qp == nil || qp.n != qpn {
 			if qp != nil {
 				qp.release(c)
 			}
 			if qp = c.qps[qpn]; qp == nil {
 				q.Pop() // of a queue pair that was closed
+				e = nil
 				continue
 			}
 		}
-		if index, ok := qp.complete(c, e, &wc[n]); ok {
-			if verify != nil {
-				qp.spoil(&wc[n], index)
-			}
-			n++
-		} else {
-			c.bogus++
+		var k int
+		var index uint32
+		if k, index, e, qpn = qp.take(c, e, room); k > 0 && verify != nil {
+			qp.spoil(&wc[n], index)
 		}
-		q.Pop()
+		n += k
 	}
 	if took {
 		if qp != nil {
 			qp.release(c)
 		}
-		c.last = qp
+		if c.last != qp { // a store of a pointer costs a look at the garbage collector
+			c.last = qp
+		}
 		q.Publish()
 	}
-	return n
+	if n == 0 {
+		err = c.err
+	}
+	c.mu.Unlock()
+	return n, err
 }
 
 // Times of Wait: looking at the ring spinLooks times in a row, then yielding

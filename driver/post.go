@@ -47,7 +47,7 @@ func (q *QP) send(wr *SendWR) error {
 	if wr == nil {
 		return q.noRequest("post send")
 	}
-	segs := 1
+	segs := 1 // control, remote, atomic
 	switch wr.Opcode {
 	case Send, SendImm:
 	case Write, WriteImm, Read:
@@ -60,6 +60,7 @@ func (q *QP) send(wr *SendWR) error {
 	default:
 		return q.badOpcode(wr.Opcode)
 	}
+	before := segs
 	flags := hw.WQEFlag(wr.Flags)
 	inline := 0
 	if len(wr.Inline) == 0 {
@@ -71,7 +72,7 @@ func (q *QP) send(wr *SendWR) error {
 		for _, b := range wr.Inline {
 			inline += len(b)
 		}
-		if inline > q.init.MaxInline || len(wr.SGEs) > 0 || wr.Opcode == Read || segs == 3 {
+		if inline > q.init.MaxInline || len(wr.SGEs) > 0 || wr.Opcode == Read || before == 3 {
 			return q.badInline(wr, inline)
 		}
 		if inline > 0 {
@@ -94,20 +95,22 @@ func (q *QP) send(wr *SendWR) error {
 		imm = wr.Imm
 	}
 	sq.Control(hw.Opcode(wr.Opcode), flags, uint8(segs), imm, uint16(inline))
-	switch wr.Opcode {
-	case Write, WriteImm, Read:
+	if before > 1 {
 		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
-	case CompareSwap:
-		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
-		sq.Atomic(wr.Swap, wr.CompareAdd)
-	case FetchAdd:
-		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
-		sq.Atomic(wr.CompareAdd, 0)
+		switch wr.Opcode {
+		case CompareSwap:
+			sq.Atomic(wr.Swap, wr.CompareAdd)
+		case FetchAdd:
+			sq.Atomic(wr.CompareAdd, 0)
+		}
 	}
-	if inline > 0 {
-		sq.Inline(wr.Inline)
-	} else {
+	switch {
+	case inline > 0:
+		q.inline(wr.Inline)
+	case len(wr.SGEs) <= fewSGEs:
 		sq.Data(wr.SGEs)
+	default:
+		sq.DataList(wr.SGEs)
 	}
 	index, n := sq.Commit()
 	r := &q.sends[index&q.sendMask]
@@ -115,6 +118,14 @@ func (q *QP) send(wr *SendWR) error {
 	q.sendNext++
 	return nil
 }
+
+// fewSGEs are as many as are stored one by one.
+const fewSGEs = 8
+
+// inline is not compiled into send, which it would slow down for all.
+//
+//go:noinline
+func (q *QP) inline(bufs [][]byte) { q.sq.Inline(bufs) }
 
 // sendRoom looks up how many sends are complete, and whether one more fits.
 func (q *QP) sendRoom(blocks uint32) bool {
@@ -214,50 +225,75 @@ func (q *QP) recv(wr *RecvWR) error {
 	return nil
 }
 
-// complete makes a WC of a CQE of this queue pair. The caller holds the lock
-// of c, which the CQE is in. It is false for a CQE that fits no work request: a
-// card is not believed where its word would be an index. index is the WQE's. The
-// CQE is the card's memory still: no byte of it is loaded twice.
-func (q *QP) complete(c *CQ, e *hw.CQE, wc *WC) (index uint32, ok bool) {
-	index, flags := e.WQEIndex, e.Flags
-	wc.Opcode = Opcode(e.Opcode)
-	if flags&hw.CQEFlagRecv != 0 {
-		takeOver(&q.recvd)
-		r := &q.recvs[index&q.recvMask]
-		if c != q.init.RecvCQ || r.index != index || !r.posted {
-			return index, false
+// take makes WCs of the CQEs of this queue pair that stand one behind the other at
+// the head of c, whose lock the caller holds, from e on: n of them, the last of the
+// WQE at index. It ends where wc does, and gives the CQE that it looked at last and
+// that is another's, with its QP number. One that fits no work request it drops and
+// counts, and ends: a card is not believed where its word would be an index. The CQE
+// is the card's memory still: no byte of it is loaded twice.
+func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index uint32, next *hw.CQE, qpn uint32) {
+	ring, bad := c.q, false
+	for {
+		var flags hw.CQEFlag
+		index, flags = e.WQEIndex, e.Flags
+		w := &wc[n]
+		w.Opcode = Opcode(e.Opcode)
+		if flags&hw.CQEFlagRecv != 0 {
+			takeOver(&q.recvd)
+			r := &q.recvs[index&q.recvMask]
+			if c != q.init.RecvCQ || r.index != index || !r.posted {
+				bad = true
+				break
+			}
+			r.posted = false // the next completion of it is the card's fault
+			w.WRID = r.wrid
+			if int32(index+1-q.rqDone) > 0 { // a card that goes back gives nothing away
+				q.rqDone = index + 1
+			}
+			q.rqMoved = true
+			if w.Opcode != RecvWriteImm {
+				w.Opcode = Recv
+			}
+		} else {
+			takeOver(&q.posted)
+			r := &q.sends[index&q.sendMask]
+			if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone > q.sendMask {
+				bad = true
+				break
+			}
+			w.WRID = r.wrid
+			w.Opcode = r.op
+			q.sqDone = index + uint32(r.blocks)
+			q.sqMoved = true
 		}
-		r.posted = false // the next completion of it is the card's fault
-		wc.WRID = r.wrid
-		if int32(index+1-q.rqDone) > 0 { // a card that goes back gives nothing away
-			q.rqDone = index + 1
+		w.QPN = q.n
+		w.Status, w.Reason = e.Status, e.Reason
+		w.Flags = WCFlags(flags)
+		w.ByteLen, w.Imm = e.ByteLen, e.Imm
+		w.Time = e.Time
+		w.FaultSegment, w.FaultKey, w.FaultOffset, w.AETH = int(e.FaultSegment), e.FaultKey, e.FaultOffset, e.AETHSyndrome
+		if w.FaultSegment == hw.NoSegment {
+			w.FaultSegment = -1
 		}
-		q.rqMoved = true
-		if wc.Opcode != RecvWriteImm {
-			wc.Opcode = Recv
+		w.SrcQPN, w.PKeyIndex = e.SrcQPN, e.PKeyIndex
+		ring.Pop()
+		if n++; n == len(wc) {
+			e = nil
+			break
 		}
-	} else {
-		takeOver(&q.posted)
-		r := &q.sends[index&q.sendMask]
-		if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone >= q.sq.Blocks() {
-			return index, false
+		if e = ring.Peek(); e == nil {
+			break
 		}
-		wc.WRID = r.wrid
-		wc.Opcode = r.op
-		q.sqDone = index + uint32(r.blocks)
-		q.sqMoved = true
+		if qpn = e.QPN; qpn != q.n {
+			break
+		}
 	}
-	wc.QPN = q.n
-	wc.Status, wc.Reason = e.Status, e.Reason
-	wc.Flags = WCFlags(flags)
-	wc.ByteLen, wc.Imm = e.ByteLen, e.Imm
-	wc.Time = e.Time
-	wc.FaultSegment, wc.FaultKey, wc.FaultOffset, wc.AETH = int(e.FaultSegment), e.FaultKey, e.FaultOffset, e.AETHSyndrome
-	if wc.FaultSegment == hw.NoSegment {
-		wc.FaultSegment = -1
+	if bad {
+		c.bogus++
+		ring.Pop()
+		e = nil
 	}
-	wc.SrcQPN, wc.PKeyIndex = e.SrcQPN, e.PKeyIndex
-	return index, true
+	return n, index, e, qpn
 }
 
 // release gives the posters the room of what was completed on c, whose lock

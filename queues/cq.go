@@ -14,6 +14,7 @@ type CQ struct {
 	log      uint8
 	sequence uint8
 	consumer uint32 // absolute count of CQEs taken
+	owned    uint32 // phase of the entry at consumer
 	ci, arm  *uint32
 	domain   *Domain
 }
@@ -25,7 +26,7 @@ func NewCQ(ring []byte, ci, arm *uint32, d *Domain) (*CQ, error) {
 	if len(ring)%hw.CQESize != 0 || bits.OnesCount(uint(n)) != 1 || n > 1<<23 {
 		return nil, fmt.Errorf("queues: completion ring of %d bytes: want a power of two of entries of %d", len(ring), hw.CQESize)
 	}
-	q := &CQ{ring: hw.SliceCQE(ring), log: uint8(bits.Len(uint(n)) - 1), ci: ci, arm: arm, domain: d}
+	q := &CQ{ring: hw.SliceCQE(ring), log: uint8(bits.Len(uint(n)) - 1), owned: phase(0, 0), ci: ci, arm: arm, domain: d}
 	if q.ring == nil {
 		return nil, fmt.Errorf("queues: completion ring is not aligned to %d bytes", hw.CQEAlign)
 	}
@@ -41,15 +42,20 @@ func (q *CQ) Consumer() uint32 { return q.consumer }
 // at is the entry with absolute number n, if the card has written it.
 func (q *CQ) at(n uint32) *hw.CQE {
 	e := &q.ring[n&uint32(len(q.ring)-1)]
-	if (mmio.Load32(&e.Owner)^phase(n, q.log))&1 != 0 {
+	if (mmio.Owner32(&e.Owner)^phase(n, q.log))&1 != 0 {
 		return nil
 	}
-	mmio.FromDevice()
 	return e
 }
 
 // Peek is the oldest CQE that is there, or nil. It is the caller's until Pop.
-func (q *CQ) Peek() *hw.CQE { return q.at(q.consumer) }
+func (q *CQ) Peek() *hw.CQE {
+	e := &q.ring[q.consumer&uint32(len(q.ring)-1)]
+	if (mmio.Owner32(&e.Owner)^q.owned)&1 != 0 {
+		return nil
+	}
+	return e
+}
 
 // Ready is how many CQEs are there, at most so many.
 func (q *CQ) Ready(most int) (n int) {
@@ -60,16 +66,17 @@ func (q *CQ) Ready(most int) (n int) {
 }
 
 // Pop takes the CQE that Peek gave. Publish tells the card.
-func (q *CQ) Pop() { q.consumer++ }
+func (q *CQ) Pop() {
+	if q.consumer++; q.consumer&uint32(len(q.ring)-1) == 0 {
+		q.owned ^= 1
+	}
+}
 
 // Publish tells the card how many CQEs are taken, so that it may write more.
 // The card looks at this when it writes one and sleeps on nothing for its
 // sake, so there is no kick. The barrier keeps the store behind the loads of
 // what was taken.
-func (q *CQ) Publish() {
-	mmio.FromDevice()
-	mmio.Store32(q.ci, q.consumer)
-}
+func (q *CQ) Publish() { mmio.Consumed32(q.ci, q.consumer) }
 
 // Arm asks for one event when a CQE is there at or after those taken; with
 // solicitedOnly, a solicited one or an error. The caller looks at the ring

@@ -37,6 +37,7 @@ type SQ struct {
 	producer uint32 // absolute, in blocks
 	seen     uint32 // consumer, as last loaded
 	at       uint32 // absolute, in segments: where the next one of the WQE goes
+	next     uint32 // producer behind the WQE
 	word     *uint32
 	domain   *Domain
 
@@ -92,6 +93,7 @@ func (q *SQ) Control(op hw.Opcode, flags hw.WQEFlag, segments uint8, imm uint32,
 	*c = hw.ControlSegment{} // then field by field: a literal would be built aside and copied
 	c.Opcode, c.Flags, c.Segments, c.Imm, c.Index, c.InlineLength = op, flags, segments, imm, q.producer, inline
 	q.at = at + 1
+	q.next = q.producer + (uint32(segments)+segsPerBlock-1)/segsPerBlock
 }
 
 // Remote adds the far end's address, for RDMA and atomics.
@@ -109,8 +111,20 @@ func (q *SQ) Atomic(swapAdd, compare uint64) {
 	q.at++
 }
 
-// Data adds the data segments.
+// Data adds the data segments. It is compiled in place, for the few that most
+// requests have.
 func (q *SQ) Data(sges []SGE) {
+	at := q.at
+	for i := range sges {
+		s, d := &sges[i], &q.data[at&q.mask] // a WQE may wrap at the ring's end
+		d.Addr, d.Length, d.LKey = s.Addr, s.Length, s.LKey
+		at++
+	}
+	q.at = at
+}
+
+// DataList is Data for a long list: a third faster at 63 segments.
+func (q *SQ) DataList(sges []SGE) {
 	at := int(q.at & q.mask)
 	q.at += uint32(len(sges))
 	if room := len(q.data) - at; room < len(sges) { // the WQE wraps at the ring's end
@@ -149,9 +163,8 @@ func (q *SQ) Inline(bufs [][]byte) {
 // block) and its blocks. The card does not look at it before Ring.
 func (q *SQ) Commit() (index, blocks uint32) {
 	index = q.producer
-	blocks = (q.at - index*segsPerBlock + segsPerBlock - 1) / segsPerBlock
-	q.producer += blocks
-	return index, blocks
+	q.producer = q.next
+	return index, q.producer - index
 }
 
 // Copy copies so many blocks of the ring from the absolute block index on: a WQE

@@ -6,6 +6,10 @@
 // device register sees a read and a write). The functions here are assembly
 // bodies that hold one access each, so what is written is what the bus sees.
 //
+// Four of them that the data path calls for each message (Doorbell, Owner32,
+// Consumed32, Release32) are compiled in place on amd64, where a call of an
+// assembly function costs as much as what it does: see inplace_amd64.go.
+//
 // The barriers carry the names of why they are there, after rdma-core's
 // util/udma_barrier.h. All are also compiler barriers, since the Go compiler
 // moves no memory access over a call of an assembly function.
@@ -69,13 +73,6 @@ func FromDevice()
 //
 //go:noescape
 func StoreLoad()
-
-// Doorbell rings one doorbell: ToDevice, the store of v to word, StoreLoad,
-// then the load of flag, which it gives. It is those four in one call, for the
-// data path.
-//
-//go:noescape
-func Doorbell(word *uint32, v uint32, flag *uint32) uint32
 
 // WriteCombineFlush pushes stores to write-combining memory out to the device
 // before any later store (mmio_flush_writes). The kernel's vfio-pci maps BARs

@@ -46,15 +46,3 @@ TEXT ·StoreLoad(SB), NOSPLIT, $8-0
 TEXT ·WriteCombineFlush(SB), NOSPLIT, $0-0
 	SFENCE
 	RET
-
-// func Doorbell(word *uint32, v uint32, flag *uint32) uint32
-TEXT ·Doorbell(SB), NOSPLIT, $8-28
-	MOVQ word+0(FP), AX
-	MOVL v+8(FP), CX
-	MOVQ flag+16(FP), DX
-	MOVL CX, (AX)
-	LOCK
-	ADDL $0, 0(SP)
-	MOVL (DX), AX
-	MOVL AX, ret+24(FP)
-	RET

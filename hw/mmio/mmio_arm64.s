@@ -49,6 +49,22 @@ TEXT ·StoreLoad(SB), NOSPLIT, $0-0
 	DMB SY
 	RET
 
+// func Consumed32(p *uint32, v uint32)
+TEXT ·Consumed32(SB), NOSPLIT, $0-12
+	MOVD  p+0(FP), R0
+	MOVWU v+8(FP), R1
+	DMB   OSHLD
+	MOVW  R1, (R0)
+	RET
+
+// func Owner32(p *uint32) uint32
+TEXT ·Owner32(SB), NOSPLIT, $0-12
+	MOVD  p+0(FP), R0
+	MOVWU (R0), R1
+	DMB   OSHLD
+	MOVW  R1, ret+8(FP)
+	RET
+
 // func WriteCombineFlush()
 TEXT ·WriteCombineFlush(SB), NOSPLIT, $0-0
 	DSB ST

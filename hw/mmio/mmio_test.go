@@ -37,6 +37,21 @@ func TestWidth(t *testing.T) {
 // processors each store their own word and load the other's. Without a full
 // barrier both may load the old value; with StoreLoad between, never.
 func TestStoreLoadForbidsBothOld(t *testing.T) {
+	storeBuffering(t, func(own, other *uint32, v uint32) uint32 {
+		Store32(own, v)
+		StoreLoad()
+		return Load32(other)
+	})
+}
+
+// Doorbell has that barrier in it.
+func TestDoorbellForbidsBothOld(t *testing.T) {
+	storeBuffering(t, func(own, other *uint32, v uint32) uint32 { return Doorbell(own, v, other) })
+}
+
+// storeBuffering runs the litmus test with a step that stores to the own word and
+// then loads the other's.
+func storeBuffering(t *testing.T, step func(own, other *uint32, v uint32) uint32) {
 	if runtime.GOMAXPROCS(0) < 2 {
 		if os.Getenv("CI") != "" {
 			t.Fatal("GOMAXPROCS is 1: this test needs two processors")
@@ -62,9 +77,7 @@ func TestStoreLoadForbidsBothOld(t *testing.T) {
 	run := func(me int) {
 		for i := range rounds {
 			meet(3*i + 1)
-			Store32(&w[me].v, uint32(i+1))
-			StoreLoad()
-			got[me].v = Load32(&w[1-me].v)
+			got[me].v = step(&w[me].v, &w[1-me].v, uint32(i+1))
 			meet(3*i + 2)
 			if me == 0 && bad < 0 && got[0].v == uint32(i) && got[1].v == uint32(i) {
 				bad = i
@@ -126,5 +139,16 @@ func TestDoorbell(t *testing.T) {
 	f := [3]uint32{1, 0xdeadbeef, 2}
 	if v := Doorbell(&w[1], 0x11223344, &f[1]); v != 0xdeadbeef || w != [3]uint32{7, 0x11223344, 7} {
 		t.Fatalf("flag %#x, words %#x", v, w)
+	}
+}
+
+// What the data path calls in place of two: the word next to the one that is meant stays.
+func TestOwnerAndConsumed(t *testing.T) {
+	w := [3]uint32{7, 0xdeadbeef, 7}
+	if v := Owner32(&w[1]); v != 0xdeadbeef {
+		t.Fatalf("Owner32 = %#x", v)
+	}
+	if Consumed32(&w[1], 0x11223344); w != [3]uint32{7, 0x11223344, 7} {
+		t.Fatalf("words %#x", w)
 	}
 }

@@ -1,4 +1,4 @@
-//go:build !race
+//go:build !race && arm64
 
 package mmio
 
@@ -7,8 +7,7 @@ package mmio
 // stores lack on amd64, where they are locked: they order later loads too, at
 // the price of a full fence.
 //
-// amd64: a plain store, which leaves after earlier accesses (Intel SDM vol.
-// 3A, 9.2.2). arm64: stlr.
+// arm64: stlr.
 //
 //go:noescape
 func Release32(p *uint32, v uint32)

@@ -74,9 +74,12 @@ func barePost(q *queues.SQ, sges []queues.SGE, inline [][]byte) bool {
 		return false
 	}
 	q.Control(hw.OpcodeSend, flags, uint8(segs), 0, uint16(n))
-	if inline != nil {
+	switch {
+	case inline != nil:
 		q.Inline(inline)
-	} else {
+	case len(sges) > 8:
+		q.DataList(sges)
+	default:
 		q.Data(sges)
 	}
 	q.Commit()

@@ -18,7 +18,7 @@ var hostileMutants = []mutant{
 	{rule: "H01", what: "a CQE's QP number is loaded again", file: pollGo, pkg: driverPkg, test: "TestH01_ReadOnce",
 		old: "qp = c.qps[qpn]; qp == nil", new: "qp = c.qps[e.QPN]; qp == nil"},
 	{rule: "H01", what: "a CQE's index is loaded again", file: postGo, pkg: driverPkg, test: "TestH01_ReadOnce",
-		old: "	return index, true\n", new: "	return e.WQEIndex, true\n"},
+		old: "q.sqDone = index + uint32(r.blocks)", new: "q.sqDone = e.WQEIndex + uint32(r.blocks)"},
 	{rule: "H01", what: "a captured frame's length is loaded again", file: recordsGo, pkg: driverPkg, test: "TestH01_ReadOnce",
 		old: "min(uint64(r.Captured), uint64(len(frame)))", new: "min(uint64(p.Captured), uint64(len(frame)))"},
 	{rule: "H01", what: "the first block of a WQE is read with the others again", file: wqeGo, pkg: card, test: "TestH01_ReadOnce",
