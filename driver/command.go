@@ -47,6 +47,7 @@ type commands struct {
 type commandSlot struct {
 	token     uint32
 	busy      bool
+	answered  bool // a second reply to the same command is nobody's
 	abandoned bool
 	reply     chan hw.CommandReply
 	in, out   vfio.Block
@@ -128,7 +129,7 @@ func (c *commands) poll() {
 	var r hw.CommandReply
 	for c.q.Next(&r) {
 		i := int(r.Token & (1<<commandLogEntries - 1))
-		if i >= len(c.slots) || !c.slots[i].busy || c.slots[i].token != r.Token {
+		if i >= len(c.slots) || !c.slots[i].busy || c.slots[i].answered || c.slots[i].token != r.Token {
 			if c.bogus++; c.bogus == 1 {
 				c.d.log.Warn("reply that no command awaits", zap.Uint32("token", r.Token), zap.Stringer("command", r.Opcode))
 			}
@@ -140,7 +141,8 @@ func (c *commands) poll() {
 			c.free <- i
 			continue
 		}
-		s.reply <- r
+		s.answered = true
+		s.reply <- r // has room: one reply for each command
 	}
 }
 
@@ -179,7 +181,7 @@ func (c *commands) do(ctx context.Context, op hw.Command, object, modifier uint3
 	c.mu.Lock()
 	s.token += 1 << commandLogEntries
 	s.token = s.token&^(1<<commandLogEntries-1) | uint32(i)
-	s.busy = true
+	s.busy, s.answered = true, false
 	e.Token = s.token
 	p, ok := c.q.Post(&e)
 	if ok {

@@ -77,6 +77,7 @@ func FuzzReplies(f *testing.F) {
 	turn := func(how byte, r hw.CommandReply) []byte { return append([]byte{how}, r.AsBytes()...) }
 	f.Add(turn(0, hw.CommandReply{Token: 0x20}))
 	f.Add(append(turn(0x81, hw.CommandReply{Token: 0x21, OutLength: 1 << 31}), turn(2, hw.CommandReply{Token: 0x21})...))
+	f.Add(append(turn(0x40, hw.CommandReply{Token: 0x20}), turn(0x40, hw.CommandReply{Token: 0x20})...)) // twice, before the call has looked
 	f.Add(turn(0x40, hw.CommandReply{Token: 0xffffffff, Status: 255}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		d := &Device{addr: "fuzz", log: zap.NewNop()}
@@ -104,7 +105,7 @@ func FuzzReplies(f *testing.F) {
 			if how&0x80 != 0 && s.busy {
 				s.abandoned = true
 			}
-			bogus, waited := c.bogus, s.busy && !s.abandoned && len(s.reply) == 0
+			bogus, waited := c.bogus, s.busy && !s.abandoned && !s.answered
 			c.poll()
 			if how&0x40 == 0 && waited {
 				if len(s.reply) != 1 {
@@ -117,13 +118,13 @@ func FuzzReplies(f *testing.F) {
 				}
 				<-c.free
 				s.token += 1 << commandLogEntries // as the next call has it
-				s.busy = true
+				s.busy, s.answered = true, false
 			} else if how&0x40 == 0 && c.bogus == bogus && !s.abandoned && s.busy {
 				t.Fatal("a second reply was taken")
 			}
 			if s.abandoned = false; !s.busy {
 				<-c.free
-				s.token, s.busy = s.token+1<<commandLogEntries, true
+				s.token, s.busy, s.answered = s.token+1<<commandLogEntries, true, false
 			}
 		}
 	})

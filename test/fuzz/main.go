@@ -118,6 +118,9 @@ func list(ctx context.Context, root string, names []string, keep bool) ([]target
 		return nil, fmt.Errorf("go list: %w", err)
 	}
 	bins := filepath.Join(root, ".cache/fuzz/bin")
+	if keep {
+		bins += "-cover"
+	}
 	if err := os.MkdirAll(bins, 0o755); err != nil {
 		return nil, err
 	}
