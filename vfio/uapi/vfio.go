@@ -45,6 +45,7 @@ const (
 	VFIO_DEVICE_GET_IRQ_INFO    = 0x3b6d
 	VFIO_DEVICE_SET_IRQS        = 0x3b6e
 	VFIO_DEVICE_RESET           = 0x3b6f
+	VFIO_DEVICE_PCI_HOT_RESET   = 0x3b71
 
 	VFIO_DEVICE_FLAGS_RESET = 1 << 0
 	VFIO_DEVICE_FLAGS_PCI   = 1 << 1
@@ -148,6 +149,8 @@ const (
 	VFIO_IOMMU_INFO_PGSIZES              = 1 << 0
 	VFIO_IOMMU_INFO_CAPS                 = 1 << 1
 	VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE = 1
+	VFIO_DMA_MAP_FLAG_READ               = 1 << 0
+	VFIO_DMA_MAP_FLAG_WRITE              = 1 << 1
 	VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL      = 3
 )
 

@@ -182,6 +182,9 @@ func vfToken(f *function, token string, err error) error {
 	return e
 }
 
+// noLimit is MaxMappings where the kernel keeps no count.
+const noLimit = 1<<31 - 1
+
 const maxInfo = 64 << 10 // of an INFO structure with its capabilities
 
 // info asks for addresses, page sizes and mappings.
@@ -217,7 +220,7 @@ func (c *container) info() (limits, error) {
 				lim.ranges = append(lim.ranges, vfio.IOVARange{First: ne.Uint64(r), Last: ne.Uint64(r[8:])})
 			}
 		case k.ID == uapi.VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL && len(k.Data) >= 12:
-			lim.mappings = int(ne.Uint32(k.Data[8:]))
+			lim.mappings = int(min(ne.Uint32(k.Data[8:]), noLimit)) // iommufd's container says that there is none
 		}
 	}
 	lim.ranges = withoutMSI(lim.ranges)

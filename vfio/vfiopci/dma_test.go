@@ -249,6 +249,13 @@ func TestDMAEntryLimit(t *testing.T) {
 	must(t, d.UnmapDMA(0x100000, 4096))
 	must(t, d.MapDMA(0x200000, m, 0, 4096, vfio.ProtRead))
 	must(t, d.Close())
+	for _, w := range []string{"iommufd", "compat"} { // without a limit
+		d := mustOpen(t, k, bdf+"?vfio="+w)
+		if d.MaxMappings() != 1<<31-1 {
+			t.Errorf("%s: %d mappings at most", w, d.MaxMappings())
+		}
+		must(t, d.Close())
+	}
 }
 
 // Rows 14 and 15: needed, locked, limit and remedy, in bytes.

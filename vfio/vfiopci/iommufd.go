@@ -133,7 +133,7 @@ func (s *ioas) query() error {
 		// Mappings are made of whole pages of memory, which the alignment
 		// does not exceed; if ever it does, it is the unit.
 		s.lim.pageSizes = max(uint64(os.Getpagesize()), q.OutIovaAlignment)
-		s.lim.mappings = 1<<31 - 1 // iommufd keeps no count
+		s.lim.mappings = noLimit
 		return nil
 	}
 }

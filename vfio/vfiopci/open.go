@@ -116,7 +116,8 @@ func open(o *options, a address, addr string) (*Device, error) {
 			return newDevice(o, addr, f, device, mmu)
 		}
 		failed = append(failed, fmt.Errorf("vfio=%s: %w", w, err))
-		if !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOENT) {
+		var e *vfio.SetupError
+		if !errors.As(err, &e) || e.Check != vfio.CheckNoPermission && e.Check != vfio.CheckNoModule {
 			break
 		}
 	}
@@ -140,7 +141,7 @@ func present(files fs.ReadLinkFS, f *function, group bool) (ways []string) {
 	if has(containerNode) {
 		ways = append(ways, WayType1)
 	}
-	if has(iommuNode) && has("/dev/vfio/"+f.group) && !has(containerNode) {
+	if has(iommuNode) && has("/dev/vfio/"+f.group) {
 		ways = append(ways, WayCompat)
 	}
 	if len(ways) == 0 {

@@ -80,6 +80,7 @@ func TestChoice(t *testing.T) {
 		{vfiotest.Machine{NoCdev: true}, "", "type1v2"},
 		{vfiotest.Machine{NoIOMMUFD: true}, "", "type1v2"},
 		{vfiotest.Machine{NoType1: true, NoCdev: true}, "", "iommufd-compat"},
+		{vfiotest.Machine{NoV2: true, NoCdev: true}, "", "iommufd-compat"},
 		{vfiotest.Machine{}, "open /dev/iommu", "type1v2"},
 		{vfiotest.Machine{}, "open /dev/vfio/devices/vfio0", "type1v2"},
 	} {

@@ -215,15 +215,15 @@ func (c *container) info(arg unsafe.Pointer) error {
 		b = ne.AppendUint64(b, r.First)
 		b = ne.AppendUint64(b, r.Last)
 	}
-	if !c.compat { // which keeps no count
-		b = ne.AppendUint16(b, uapi.VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)
-		b = ne.AppendUint16(b, 1)
-		b = ne.AppendUint32(b, 0)
-		b = ne.AppendUint32(b, uint32(c.k.m.DMAEntryLimit-len(c.space.maps)))
-		b = ne.AppendUint32(b, 0)
-	} else {
-		ne.PutUint32(b[4:], 0)
+	avail := ^uint32(0) // iommufd keeps no count
+	if !c.compat {
+		avail = uint32(c.k.m.DMAEntryLimit - len(c.space.maps))
 	}
+	b = ne.AppendUint16(b, uapi.VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)
+	b = ne.AppendUint16(b, 1)
+	b = ne.AppendUint32(b, 0)
+	b = ne.AppendUint32(b, avail)
+	b = ne.AppendUint32(b, 0)
 	h.Flags |= uapi.VFIO_IOMMU_INFO_CAPS
 	if room < fixed+uint32(len(b)) {
 		h.Argsz, h.CapOffset = fixed+uint32(len(b)), 0

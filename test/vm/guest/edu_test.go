@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"rnic/vfio"
-	_ "rnic/vfio/vfiopci"
+	"rnic/vfio/vfiopci"
 )
 
 // Registers of edu (QEMU, docs/specs/edu.rst).
@@ -60,26 +61,29 @@ func functions(t *testing.T, vendor, device string) []string {
 	return found
 }
 
-// ways are the ways of this kernel to a function. RNIC_VFIO_WAYS, separated by
-// commas, demands what must be among them.
-func ways(t *testing.T) []string {
+// ways are the ways to a function: those that RNIC_VFIO_WAYS names, separated by
+// commas, else those that this kernel has.
+func ways(t *testing.T) (list []string) {
 	t.Helper()
-	have := map[string]bool{}
-	exists := func(p string) bool { _, err := os.Stat(p); return err == nil }
-	have["type1"] = exists("/dev/vfio/vfio")
-	have["iommufd"] = exists("/dev/iommu") && exists("/dev/vfio/devices")
-	have["compat"] = exists("/dev/iommu")
-	var list []string
-	for _, w := range []string{"type1", "iommufd", "compat"} {
-		if have[w] {
+	if w := os.Getenv("RNIC_VFIO_WAYS"); w != "" {
+		return strings.Split(w, ",")
+	}
+	exists := func(paths ...string) bool {
+		for _, p := range paths {
+			if _, err := os.Stat(p); err != nil {
+				return false
+			}
+		}
+		return true
+	}
+	for w, needs := range map[string][]string{
+		vfiopci.WayType1: {"/dev/vfio/vfio", "/sys/module/vfio_iommu_type1"}, vfiopci.WayIOMMUFD: {"/dev/iommu", "/dev/vfio/devices"}, vfiopci.WayCompat: {"/dev/iommu"},
+	} {
+		if exists(needs...) {
 			list = append(list, w)
 		}
 	}
-	for w := range strings.SplitSeq(os.Getenv("RNIC_VFIO_WAYS"), ",") {
-		if w != "" && !have[w] {
-			t.Fatalf("the kernel has no %s, which RNIC_VFIO_WAYS demands", w)
-		}
-	}
+	slices.Sort(list)
 	return list
 }
 
