@@ -149,7 +149,7 @@ func (c *container) ioctl(req uint, arg unsafe.Pointer, n int) (int, error) {
 	case uapi.VFIO_GET_API_VERSION:
 		return uapi.VFIO_API_VERSION, nil
 	case uapi.VFIO_CHECK_EXTENSION:
-		if n == uapi.VFIO_TYPE1v2_IOMMU && !c.k.m.NoV2 || n == uapi.VFIO_UNMAP_ALL {
+		if n == uapi.VFIO_TYPE1v2_IOMMU && (!c.k.m.NoV2 || c.compat) || n == uapi.VFIO_UNMAP_ALL {
 			return 1, nil
 		}
 		return 0, nil
