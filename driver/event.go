@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -185,7 +186,8 @@ type vector struct {
 }
 
 // startVectors gives the function an eventfd for each vector that is used:
-// vector 0 for commands and asynchronous events, the others for completions.
+// vector 0 for commands and asynchronous events, the others for completions. One
+// is enough where the machine has no more.
 func (d *Device) startVectors(want int) error {
 	info, err := d.dev.IRQ(vfio.IRQMSIX)
 	if err != nil {
@@ -205,7 +207,16 @@ func (d *Device) startVectors(want int) error {
 		d.vectors = append(d.vectors, v)
 		fds[i] = fd
 	}
-	if err := d.dev.SetIRQs(vfio.IRQMSIX, 0, fds); err != nil {
+	err = d.dev.SetIRQs(vfio.IRQMSIX, 0, fds)
+	if few := (*vfio.VectorsError)(nil); errors.As(err, &few) && few.Available > 0 && few.Available < n {
+		d.log.Warn("the machine has few interrupt vectors left", zap.Int("asked", n), zap.Int("used", few.Available))
+		for _, v := range d.vectors[few.Available:] {
+			_ = v.f.Close()
+		}
+		d.vectors = d.vectors[:few.Available]
+		err = d.dev.SetIRQs(vfio.IRQMSIX, 0, fds[:few.Available])
+	}
+	if err != nil {
 		return err
 	}
 	for _, v := range d.vectors {
