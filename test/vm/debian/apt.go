@@ -32,8 +32,9 @@ var suite = regexp.MustCompile(`^(bullseye|bookworm|trixie|forky|duke|sid|(old)*
 // Mirrors are the addresses of Debian's archive among apt's sources, in their order. apt itself reads them, in both
 // forms (one-line and deb822). options are more options of apt.
 func Mirrors(ctx context.Context, options ...string) ([]string, error) {
+	// Without ReleaseInfo apt tells of sources too whose index it has not fetched yet.
 	out, err := output(ctx, "", nil, append([]string{"apt-get"}, append(options,
-		"indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages")...)...)
+		"indextargets", "-o", "APT::Get::IndexTargets::ReleaseInfo=false", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages")...)...)
 	if err != nil {
 		return nil, fmt.Errorf("apt's sources: %w", err)
 	}

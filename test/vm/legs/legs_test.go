@@ -46,7 +46,7 @@ func pass(t *testing.T, cfg vm.Config) vm.Result {
 	vm.Check(t, err)
 	t.Logf("%s: payload after %.1f s, all %.1f s", r.Guest, r.Boot, r.Took.Seconds())
 	if !r.Passed() {
-		t.Fatalf("exit code %d %s\n%s%s\nkernel:\n%s\nrnicsim:\n%s", r.Exit, r.Signal, r.Stdout, r.Stderr, r.Kernel, r.Sim)
+		t.Fatalf("exit code %d %s\n%s%s\nkernel:\n%s\nrnicsim:\n%s", r.Exit, r.Signal, r.Stdout, r.Stderr, r.Log(), r.Sim)
 	}
 	return r
 }

@@ -101,6 +101,14 @@ type Result struct {
 	Console, Sim string
 }
 
+// Log is the kernel's log from init's start on.
+func (r *Result) Log() string {
+	if _, after, ok := strings.Cut(r.Kernel, "Run /init as init process\n"); ok {
+		return after
+	}
+	return r.Kernel
+}
+
 // Passed says that the payload ended with 0.
 func (r *Result) Passed() bool { return r.Exit == 0 }
 
