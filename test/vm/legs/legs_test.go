@@ -2,6 +2,7 @@
 package legs
 
 import (
+	"bytes"
 	"os"
 	"testing"
 
@@ -61,4 +62,25 @@ func TestVM_Guest(t *testing.T) {
 		cfg.Binary, cfg.Cards, cfg.Devices, cfg.BindDevices = probe, 2, []string{"edu"}, true
 		t.Logf("%s", pass(t, cfg).Stdout)
 	})
+}
+
+// TestVM_Edu: QEMU's edu is driven by vfio alone: identity, DMA both ways, MSI, unmap, errors.
+func TestVM_Edu(t *testing.T) {
+	tests, err := vm.BuildTest(t.Context(), "./test/vm/guest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, cfg vm.Config) {
+		cfg.Binary, cfg.Args, cfg.Devices, cfg.BindDevices = tests, []string{"-test.v", "-test.run=^TestEdu"}, []string{"edu"}, true
+		cfg.Env = []string{"RNIC_VFIO_WAYS=" + cfg.VFIO}
+		all(t, pass(t, cfg))
+	})
+}
+
+// all demands that tests ran in a guest and that none was skipped.
+func all(t *testing.T, r vm.Result) {
+	t.Helper()
+	if bytes.Contains(r.Stdout, []byte("--- SKIP")) || !bytes.Contains(r.Stdout, []byte("--- PASS")) {
+		t.Errorf("a test was skipped, or none ran:\n%s", r.Stdout)
+	}
 }
