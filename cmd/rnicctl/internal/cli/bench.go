@@ -11,8 +11,7 @@ import (
 	"rnic/driver"
 )
 
-// bench is the cards of a command that sends something: two soft cards on a wire of their own, or the
-// one that was named, which then talks to itself.
+// bench is the cards of a command that sends something: two on a wire, or one that talks to itself.
 type bench struct {
 	devs [2]*driver.Device
 }
@@ -46,15 +45,19 @@ func softPeer(addr string) string {
 	return softScheme + name + query
 }
 
-// bench opens the cards. Its close closes them.
-func (a *app) bench(ctx context.Context, name string, o ...driver.Option) (*bench, error) {
+// bench opens the cards: the one that was named, and the peer that was; a soft card gets a peer on its wire where
+// none was. Its close closes them.
+func (a *app) bench(ctx context.Context, name, peer string, o ...driver.Option) (*bench, error) {
 	soft := softPair(name)
 	addr, err := a.useAddress(ctx, soft[0])
 	if err != nil {
 		return nil, err
 	}
-	peer := soft[1]
-	if addr != soft[0] {
+	switch {
+	case peer != "":
+	case addr == soft[0]:
+		peer = soft[1]
+	default:
 		peer = softPeer(addr)
 	}
 	b := &bench{}

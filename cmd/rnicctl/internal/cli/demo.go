@@ -40,7 +40,7 @@ frame in a pcapng file for Wireshark. On a card named with -d, or the only one p
 }
 
 func (a *app) demoRun(ctx context.Context, file string) (err error) {
-	b, err := a.bench(ctx, "demo")
+	b, err := a.bench(ctx, "demo", "")
 	if err != nil {
 		return err
 	}

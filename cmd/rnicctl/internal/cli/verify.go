@@ -24,6 +24,7 @@ type verifyOptions struct {
 	fault       string
 	bundles     string
 	gather      string
+	peer        string
 	faultNumber hw.WalkFault
 }
 
@@ -36,8 +37,8 @@ the driver repeat the walk of every packet that the card gathers (docs/verificat
 payload arrives. It stops at the first packet that differs, says in what, and leaves a bundle from which --replay
 walks the packet again, without a card. The same seed posts the same requests.
 
-It runs on the card named with -d or in $RNIC_DEVICE, else on the only card present, else on soft:. A soft card gets a
-peer on its wire; another card talks to itself.`,
+It runs on the card named with -d or in $RNIC_DEVICE, else on the only card present, else on soft:. The other
+end is the card named with --peer, on the same wire; without it a soft card gets one, and another card talks to itself.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.replay != "" {
 				return a.verifyReplay(o.replay)
@@ -47,6 +48,7 @@ peer on its wire; another card talks to itself.`,
 	}
 	f := c.Flags()
 	f.IntVar(&o.count, "count", 1000, "requests to post")
+	f.StringVar(&o.peer, "peer", "", "address of a second card on the same wire")
 	f.Uint64Var(&o.seed, "seed", 1, "of the random requests")
 	f.StringVar(&o.replay, "replay", "", "walk the packet of this bundle again, and do nothing else")
 	f.StringVar(&o.bundles, "bundles", "", "folder for bundles (default $XDG_STATE_HOME/rnic, else ~/.local/state/rnic)")
@@ -129,7 +131,7 @@ func (a *app) verifyRun(ctx context.Context, o *verifyOptions) error {
 	if o.bundles != "" {
 		opts = append(opts, driver.WithVerifyDir(o.bundles))
 	}
-	b, err := a.bench(ctx, "verify", opts...)
+	b, err := a.bench(ctx, "verify", o.peer, opts...)
 	if err != nil {
 		return err
 	}

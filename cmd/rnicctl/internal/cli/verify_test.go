@@ -42,6 +42,15 @@ func TestVerifyCommand(t *testing.T) {
 	}
 }
 
+// TestVerifyWithAPeer: the other end is the card that was named, wherever its wire is.
+func TestVerifyWithAPeer(t *testing.T) {
+	sockets(t)
+	rnicctl(t, "verify", "-d", "soft:one?wire=joined", "--peer", "soft:two?wire=joined", "--count", "50").well(t)
+	if run := rnicctl(t, "verify", "-d", "soft:one?wire=apart-1", "--peer", "soft:two?wire=apart-2", "--count", "5", "--timeout", "2s"); run.code == exitOK {
+		t.Errorf("a peer on another wire was reached:\n%s", run.out)
+	}
+}
+
 // TestVerifyFindsFaults: each defect is found, and the replay of its bundle, which
 // needs no card, finds the same.
 func TestVerifyFindsFaults(t *testing.T) {

@@ -83,7 +83,7 @@ func (a *app) takeWalk(ctx context.Context, o *walkOptions) (*walkview.Walk, err
 	if o.gather == "host" {
 		opts = append(opts, driver.WithGather(driver.Host))
 	}
-	b, err := a.bench(ctx, "walk", opts...)
+	b, err := a.bench(ctx, "walk", "", opts...)
 	if err != nil {
 		return nil, err
 	}
