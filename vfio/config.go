@@ -194,7 +194,8 @@ func (c *Config) SetBusMaster(on bool) error {
 const flrTime = 100 * time.Millisecond
 
 // FLR does a function level reset: bus mastering off, transactions drained,
-// reset, at least 100 ms, until the function answers again. The context
+// reset, at least 100 ms, until the function answers again, its command register
+// as it was but for bus mastering. The context
 // bounds it. A function without FLR is ErrNotSupported.
 func (c *Config) FLR(ctx context.Context) error {
 	fail := func(err error) error {
@@ -243,11 +244,15 @@ func (c *Config) FLR(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	command, err := c.Read16(ConfigCommand)
+	if err != nil {
+		return err
+	}
 	if err := c.Write16(off+pcieDevCtl, ctl|devCtlFLR); err != nil {
 		return err
 	}
 	first := true
-	return wait(func() (bool, error) {
+	err = wait(func() (bool, error) {
 		if first { // not to be touched before its time is over
 			first = false
 			return false, nil
@@ -255,4 +260,13 @@ func (c *Config) FLR(ctx context.Context) error {
 		v, err := c.Read16(ConfigVendorID)
 		return v != 0xffff, err
 	})
+	if err != nil {
+		return err
+	}
+	// The kernel's VFIO restores the command register. Behind a server the
+	// function has it as the reset left it.
+	if v, err := c.Read16(ConfigCommand); err != nil || v == command {
+		return err
+	}
+	return c.Write16(ConfigCommand, command)
 }

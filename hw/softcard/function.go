@@ -85,7 +85,7 @@ func (c *Card) WriteRegion(i int, off uint64, p []byte) error {
 func (c *Card) writeConfig(off uint64, p []byte) {
 	master, flr := c.cfgs.write(off, p)
 	if flr {
-		c.Reset()
+		c.functionReset(c.attached(), 0)
 		return
 	}
 	if h := c.attached(); master && h != nil {
@@ -99,21 +99,22 @@ func (c *Card) attached() Host {
 	return c.regs.host
 }
 
-// Reset is DEVICE_RESET and function level reset. DMA is cut off at once,
-// STATUS.READY falls, and the next Step does the rest.
-func (c *Card) Reset() { c.functionReset(c.attached()) }
+// Reset is DEVICE_RESET, and but for the command register a function level
+// reset. DMA is cut off at once, STATUS.READY falls, and the next Step does the
+// rest.
+func (c *Card) Reset() { c.functionReset(c.attached(), vfio.CommandMemory) }
 
 // Attach begins a client's session with a card that is reset.
-func (c *Card) Attach(h Host) { c.functionReset(h) }
+func (c *Card) Attach(h Host) { c.functionReset(h, vfio.CommandMemory) }
 
 // Detach ends the client's session: the card is reset.
-func (c *Card) Detach() { c.functionReset(nil) }
+func (c *Card) Detach() { c.functionReset(nil, vfio.CommandMemory) }
 
-func (c *Card) functionReset(h Host) {
+func (c *Card) functionReset(h Host, command uint16) {
 	if h != nil {
 		h.SetBusMaster(false)
 	}
-	c.cfgs.reset()
+	c.cfgs.reset(command)
 	r := &c.regs
 	r.mu.Lock()
 	r.host = h

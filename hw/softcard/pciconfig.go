@@ -40,14 +40,16 @@ type configSpace struct {
 
 func (s *configSpace) init(c *Card) {
 	s.card = c
-	s.reset()
+	s.reset(vfio.CommandMemory)
 }
 
 func (s *configSpace) busMaster() bool { return s.master.Load() }
 
-// reset gives configuration space its content after reset: memory decoding on,
-// as VFIO hands a function over, bus mastering off.
-func (s *configSpace) reset() {
+// reset gives configuration space its content after reset, with this command
+// register. VFIO hands a function over with memory decoding on; a function
+// level reset leaves it off (PCI Express Base 4.0, 6.6.2), and a kernel that
+// restores what it saved writes only what differs.
+func (s *configSpace) reset(command uint16) {
 	le := binary.LittleEndian
 	b, w := s.b[:], s.wmask[:]
 	clear(b)
@@ -55,7 +57,7 @@ func (s *configSpace) reset() {
 	s.master.Store(false)
 	le.PutUint16(b[vfio.ConfigVendorID:], hw.PCIVendorID)
 	le.PutUint16(b[vfio.ConfigDeviceID:], hw.PCIDeviceID)
-	le.PutUint16(b[vfio.ConfigCommand:], vfio.CommandMemory)
+	le.PutUint16(b[vfio.ConfigCommand:], command)
 	le.PutUint16(w[vfio.ConfigCommand:], vfio.CommandMemory|vfio.CommandBusMaster|vfio.CommandINTxOff)
 	le.PutUint16(b[vfio.ConfigStatus:], statusCapabilities)
 	le.PutUint32(b[vfio.ConfigRevision:], hw.PCIClass<<8|hw.ContractMajor)

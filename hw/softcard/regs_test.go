@@ -330,6 +330,29 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// A function level reset leaves the command register 0 (PCI Express Base 4.0, 6.6.2). The kernel saves it, resets, and
+// writes only what differs from what it saved: a hypervisor between them would go on with memory decoding off.
+func TestFLRClearsTheCommandRegister(t *testing.T) {
+	r := newRig(t, Config{})
+	command := func() uint16 {
+		v, err := r.conf.Read16(vfio.ConfigCommand)
+		r.must(err)
+		return v
+	}
+	if v := command(); v&vfio.CommandMemory == 0 {
+		t.Fatalf("command register %#x when the function is handed over, want memory decoding on", v)
+	}
+	r.must(r.conf.Write16(capPCIe+8, devCtlFLR<<8))
+	if v := command(); v != 0 {
+		t.Errorf("command register %#x after FLR, want 0", v)
+	}
+	r.must(r.conf.Write16(vfio.ConfigCommand, vfio.CommandMemory))
+	r.must(r.conf.FLR(t.Context()))
+	if v := command(); v != vfio.CommandMemory {
+		t.Errorf("command register %#x after Config.FLR, want it as it was", v)
+	}
+}
+
 func (r *rig) detachIRQs() { r.must(r.dev.DisableIRQs(vfio.IRQMSIX)) }
 
 // From the moment that a reset is asked for until Step has done it, READY is 0,

@@ -96,7 +96,7 @@ func (c *Config) modules() []string {
 	if c.VFIO == Type1 {
 		m = append(m, "vfio_iommu_type1")
 	} else {
-		m = append(m, "iommufd")
+		m = append(m, "iommufd", "vfio_iommu_type1") // all ways, as a machine with a newer kernel has them
 	}
 	return append(m, c.Modules...)
 }
