@@ -144,9 +144,8 @@ type Card struct {
 	qps    qpState    // the data path's
 	rtl    *rtlEngine // with hw.EngineRTL, else nil
 	hosted hostGather
-	out    scratch     // entries that are being written
-	look   func() bool // lastLook; a test steps in between the flag and it
-	sleeps bool        // asleep, by the flag in the domain page
+	out    scratch // entries that are being written
+	sleeps bool    // asleep, by the flag in the domain page
 	closed bool
 }
 
@@ -179,7 +178,6 @@ func New(cfg Config) (*Card, error) {
 		cfg.Clock = func() int64 { return int64(time.Since(start)) }
 	}
 	c := &Card{cfg: cfg, lim: cfg.Limits}
-	c.look = c.lastLook
 	if err := c.mem.open(uint64(c.lim.doorbellPageStride)); err != nil {
 		return fail(err)
 	}

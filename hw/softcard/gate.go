@@ -42,8 +42,17 @@ func (c *Card) setRate(cmd *command) result {
 	if in.Rate != 0 && in.Burst < c.leastBurst(i) {
 		return param(hw.CommandSyndromeRate)
 	}
-	// A new limit starts with a full bucket.
-	c.qps.rates[i] = rateLimit{rate: in.Rate, burst: in.Burst, tokens: uint64(in.Burst) * nano, at: c.now()}
+	// A new limit starts with a full bucket. One that is changed while it is used keeps
+	// what is in the bucket: else each change would let a burst pass.
+	r := &c.qps.rates[i]
+	r.fill(c.now())
+	tokens := uint64(in.Burst) * nano
+	for _, q := range c.qps.live {
+		if uint32(q.ctx.RateIndex) == i && r.rate != 0 {
+			tokens = min(tokens, r.tokens)
+		}
+	}
+	*r = rateLimit{rate: in.Rate, burst: in.Burst, tokens: tokens, at: c.now()}
 	for _, q := range c.qps.live {
 		if uint32(q.ctx.RateIndex) == i && q.gateAt != 0 {
 			q.gateAt = 0

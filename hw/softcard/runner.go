@@ -54,7 +54,7 @@ func (r *Runner) Remove(c *Card) {
 	defer r.mu.Unlock()
 	c.runner.Store(nil)
 	r.cards = slices.DeleteFunc(r.cards, func(k *Card) bool { return k == c })
-	c.awaken()
+	c.Awaken()
 }
 
 // Close ends the worker and waits for it. Its cards stay as they are.
@@ -142,7 +142,7 @@ func (r *Runner) sleep(timer *time.Timer) {
 	r.asleep.Store(false)
 	r.mu.Lock()
 	for _, c := range r.cards {
-		c.awaken()
+		c.Awaken()
 	}
 	r.mu.Unlock()
 }
@@ -157,7 +157,7 @@ func (r *Runner) fallAsleep() (next int64, may bool) {
 		return next, false
 	}
 	for _, c := range r.cards {
-		if !c.fallAsleep() {
+		if !c.FallAsleep(nil) {
 			return next, false
 		}
 		// A packet may wait for room on the wire, which another worker may have

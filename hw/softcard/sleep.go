@@ -16,12 +16,17 @@ import (
 // that comes or goes, a frame that was put on the wire or room that was made
 // there. They take the same two steps over Runner.asleep, with Go's atomics.
 
-// fallAsleep puts the card to sleep after a Step that found nothing to do, and
-// is false if there is something after all.
-func (c *Card) fallAsleep() bool {
+// FallAsleep puts the card to sleep after a Step that found nothing to do, and is
+// false if there is something after all. It is for whoever steps the card, as a Runner
+// does; before the next Step comes Awaken. between is nil, or a test's: it runs when
+// the flag is set and the look has not begun.
+func (c *Card) FallAsleep(between func()) bool {
 	c.setSleep(1)
 	mmio.StoreLoad()
-	if c.look() {
+	if between != nil {
+		between()
+	}
+	if c.lastLook() {
 		c.setSleep(0)
 		return false
 	}
@@ -30,8 +35,8 @@ func (c *Card) fallAsleep() bool {
 	return true
 }
 
-// awaken ends the card's sleep.
-func (c *Card) awaken() {
+// Awaken ends the card's sleep, if it sleeps.
+func (c *Card) Awaken() {
 	if c.sleeps {
 		c.sleeps = false
 		c.setSleep(0)

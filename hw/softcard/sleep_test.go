@@ -45,7 +45,7 @@ func (q *testCQ) nextArm() (off uint32, word uint32) {
 // Sleep and kick, every order of the two sides' steps: the card stores its flag
 // and then looks; the driver stores its doorbell and then loads the flag. In none
 // of the six does the card sleep without a kick.
-func TestSleepEachInterleaving(t *testing.T) {
+func TestSleep_EachOrder(t *testing.T) {
 	const (
 		flag = iota // card
 		look
@@ -83,38 +83,36 @@ func TestSleepEachInterleaving(t *testing.T) {
 // The order in the card itself: a doorbell that is stored at the last moment, when
 // the flag is set and the look has not begun, is seen or its driver kicks; and the
 // flag does not stay when the card stays awake.
-func TestSleepSetsItsFlagFirst(t *testing.T) {
+func TestSleep_SetsItsFlagFirst(t *testing.T) {
 	for _, rings := range []bool{true, false} {
 		r := newRig(t, Config{})
 		r.start(4)
 		cq, _ := r.armedCQ()
 		r.run()
 		flag := r.bell.Word32(hw.DomainSleep)
-		r.card.look = func() bool {
+		asleep := r.card.FallAsleep(func() {
 			if mmio.Load32(flag) != 1 {
 				t.Error("the card looks before its flag is set")
 			}
 			if rings {
 				r.doorbell(cq.nextArm())
 			}
-			return r.card.lastLook()
-		}
-		asleep := r.card.fallAsleep()
+		})
 		if asleep == rings {
 			t.Errorf("a doorbell %v: asleep %v", rings, asleep)
 		}
 		if set := mmio.Load32(flag) == 1; set != asleep {
 			t.Errorf("asleep %v, and the flag %v", asleep, set)
 		}
-		r.card.awaken()
+		r.card.Awaken()
 		if mmio.Load32(flag) != 0 {
 			t.Error("awake, and the flag is set")
 		}
 	}
 }
 
-// The same with both sides running: the barriers hold, in fallAsleep itself.
-func TestSleepLosesNoDoorbell(t *testing.T) {
+// The same with both sides running: the barriers hold, in FallAsleep itself.
+func TestSleep_LosesNoDoorbell(t *testing.T) {
 	if runtime.GOMAXPROCS(0) < 2 {
 		if os.Getenv("CI") != "" {
 			t.Fatal("GOMAXPROCS is 1: this test needs two processors")
@@ -160,7 +158,7 @@ func TestSleepLosesNoDoorbell(t *testing.T) {
 		for wait := rand.IntN(300); wait > 0; wait-- { // so that the two meet in each order
 			spent.Add(1)
 		}
-		asleep := r.card.fallAsleep()
+		asleep := r.card.FallAsleep(nil)
 		for spin := 0; done.Load() != i; spin++ {
 			if spin > 1000 {
 				runtime.Gosched()
@@ -174,7 +172,7 @@ func TestSleepLosesNoDoorbell(t *testing.T) {
 		default:
 			t.Fatalf("round %d: asleep, and the driver saw no flag", i)
 		}
-		r.card.awaken()
+		r.card.Awaken()
 		r.step()
 	}
 	t.Logf("%d times asleep and kicked, %d times awake", slept, saw)
@@ -320,7 +318,7 @@ func TestRoomBeforeSleep(t *testing.T) {
 		n.asleep.Store(true)
 		_, may := n.fallAsleep()
 		n.asleep.Store(false)
-		p.a.card.awaken()
+		p.a.card.Awaken()
 		return may
 	}
 	if !fallAsleep() {

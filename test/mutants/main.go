@@ -25,7 +25,7 @@ import (
 
 // A mutant is one seeded defect.
 type mutant struct {
-	rule string // G01 to G22
+	rule string // G01 to G22, or what the names of the promise's tests begin with
 	what string // the defect, in words
 	file string // from the root
 	old  string // stands once in the file
