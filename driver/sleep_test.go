@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -153,6 +154,9 @@ func TestSleep_EachInterleaving(t *testing.T) {
 					t.Fatal(err)
 				}
 			})
+			if asleep != strings.HasPrefix(order, "behind") {
+				t.Errorf("%s %s: asleep %v", name, order, asleep)
+			}
 			if s.lost(asleep) {
 				t.Errorf("%s %s: the card sleeps and is not kicked", name, order)
 			}
