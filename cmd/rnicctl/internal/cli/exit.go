@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"rnic/driver"
+	"rnic/vfio"
 )
 
 // Exit codes that scripts can use. docs/rnicctl.md has the table.
@@ -69,7 +70,11 @@ func classify(err error) *failure {
 	}
 	for _, c := range classes {
 		if errors.Is(err, c.is) {
-			return &failure{exit: c.exit, code: c.code, fix: c.fix, err: err}
+			fix := c.fix
+			if s := (*vfio.SetupError)(nil); errors.As(err, &s) {
+				fix = s.Fix // of this machine, and so better than any of ours
+			}
+			return &failure{exit: c.exit, code: c.code, fix: fix, err: err}
 		}
 	}
 	return &failure{exit: exitFound, code: "failed", err: err}

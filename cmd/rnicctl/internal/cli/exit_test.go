@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"rnic/driver"
+	"rnic/vfio"
 )
 
 // TestExitCodes: a failure has the documented exit code and, with --json, an object with code, message and
@@ -168,5 +169,10 @@ func TestClasses(t *testing.T) {
 		if f.exit != c.exit {
 			t.Errorf("%v: exit %d, want %d", c.err, f.exit, c.exit)
 		}
+	}
+	// What this machine has to change says itself what to do.
+	f := classify(&vfio.SetupError{Check: vfio.CheckMemlockLow, Object: "RLIMIT_MEMLOCK", Fix: "ulimit -l unlimited", Err: vfio.ErrPermission})
+	if f.exit != exitPermission || f.fix != "ulimit -l unlimited" {
+		t.Errorf("%+v", f)
 	}
 }

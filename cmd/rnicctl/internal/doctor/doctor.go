@@ -31,20 +31,20 @@ const (
 // The checks, by names that do not change. Those of the machine come first, then those of a function, then those of
 // a card that could be opened.
 const (
-	IOMMUOff      = "iommu-off"
-	NoIOMMU       = "noiommu"
-	NoModule      = "vfio-module-missing"
-	MemlockLow    = "memlock-low"
-	MappingLimit  = "mapping-limit"
-	MSINoRemap    = "msi-no-remap"
+	IOMMUOff      = vfio.CheckIOMMUOff
+	NoIOMMU       = vfio.CheckNoIOMMU
+	NoModule      = vfio.CheckNoModule
+	MemlockLow    = vfio.CheckMemlockLow
+	MappingLimit  = vfio.CheckMappingLimit
+	MSINoRemap    = vfio.CheckMSINoRemap
 	NoUdevRule    = "udev-rule-missing"
 	NoCard        = "no-card"
 	Quarantined   = "quarantined"
 	VFsEnabled    = "vfs-enabled"
-	NotBound      = "not-bound"
-	GroupNotReady = "group-not-viable"
-	Busy          = "busy"
-	NoPermission  = "no-permission"
+	NotBound      = vfio.CheckNotBound
+	GroupNotReady = vfio.CheckGroupNotViable
+	Busy          = vfio.CheckBusy
+	NoPermission  = vfio.CheckNoPermission
 	LinkDegraded  = "link-degraded"
 	AllOnes       = "bar-all-ones"
 	OpenFailed    = "open-failed"
@@ -201,13 +201,17 @@ func (d *Doctor) card(ctx context.Context, addr string) []Finding {
 // opened gives the reason why a card cannot be opened its check.
 func opened(addr string, err error) []Finding {
 	f := Finding{Check: OpenFailed, Object: addr, Result: Fail, Value: err.Error(), Limit: "it can be opened", Fix: "do what the value names; the kernel's log may say more: dmesg | grep -i vfio"}
+	var setup *vfio.SetupError
 	switch {
+	case errors.As(err, &setup):
+		f.Value, f.Limit, f.Fix = setup.Object+": "+setup.Value, setup.Limit, setup.Fix
+		if slices.Contains([]string{NotBound, GroupNotReady, Busy, NoPermission}, setup.Check) { // the others are the machine's, and made
+			f.Check = setup.Check
+		}
 	case errors.Is(err, vfio.ErrBusy):
 		f.Check, f.Limit, f.Fix = Busy, "free", "end the process that holds it"
 	case errors.Is(err, vfio.ErrPermission):
 		f.Check, f.Limit, f.Fix = NoPermission, "readable and writable", "install the udev rule (rnicctl doctor --fix as root) and be in the group "+Group
-	case errors.Is(err, vfio.ErrNotSupported):
-		f.Result, f.Fix = Skip, ""
 	}
 	return []Finding{f}
 }

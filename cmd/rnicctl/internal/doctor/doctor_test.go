@@ -226,6 +226,12 @@ func TestChecks(t *testing.T) {
 			p.m.File("sys/devices/pci0000:00/0000:00:02.0/"+card+"/config", "\xff\xff\xff\xff")
 		}, doctor.Fail, card, "ffff:ffff", "10ee:7264", "rnicctl reset " + card, false},
 		{doctor.AllOnes, "registers", soft(func(d vfio.Device) vfio.Device { return registers{d, nil} }), doctor.Fail, card, "BAR 0|0xffffffff", "0x43494e52", "rnicctl reset " + card, false},
+		{doctor.GroupNotReady, "seen by opening", refuses(&vfio.SetupError{Check: vfio.CheckGroupNotViable, Object: card, Value: "e1000e has one", Limit: "nobody else", Fix: "rnicctl bind", Err: vfio.ErrBusy}),
+			doctor.Fail, card, "e1000e has one", "nobody else", "rnicctl bind", false},
+		{doctor.OpenFailed, "no remapping", refuses(&vfio.SetupError{Check: vfio.CheckMSINoRemap, Object: card, Value: "not remapped", Limit: "remapping on", Fix: "firmware", Err: vfio.ErrNotSupported}),
+			doctor.Fail, card, "not remapped", "remapping on", "firmware", false},
+		{doctor.OpenFailed, "VF token", refuses(&vfio.SetupError{Check: vfio.CheckVFToken, Object: card, Value: "without a VF token", Limit: "with it", Fix: "vf_token=UUID", Err: vfio.ErrPermission}),
+			doctor.Fail, card, "without a VF token", "with it", "vf_token=UUID", false},
 		{doctor.OpenFailed, "", refuses(errors.New("something else")), doctor.Fail, card, "something else", "can be opened", "dmesg", false},
 		{doctor.Contract, "magic", soft(func(d vfio.Device) vfio.Device {
 			return registers{d, map[uint64]uint32{hw.RegIdentMagic: 0x1234}}
@@ -289,7 +295,6 @@ func TestWaived(t *testing.T) {
 			p.m.Driver("pcieport")
 			p.m.Add(pcitest.Function{Addr: "0000:00:03.0", Class: 0x060400, Driver: "pcieport", Group: 17})
 		}, doctor.OK},
-		"not built":    {doctor.OpenFailed, func(p *patient) { p.Open = lacks }, doctor.Skip},
 		"no type1":     {doctor.MappingLimit, func(p *patient) { remove(p, "sys/module/vfio_iommu_type1") }, doctor.Skip},
 		"no limits":    {doctor.MemlockLow, func(p *patient) { p.m.File("proc/self/limits", "") }, doctor.Skip},
 		"no link":      {doctor.LinkDegraded, func(p *patient) { remove(p, "sys/devices/pci0000:00/0000:00:02.0/"+card+"/current_link_width") }, doctor.Skip},
@@ -303,10 +308,6 @@ func TestWaived(t *testing.T) {
 			}
 		})
 	}
-}
-
-func lacks(context.Context, string) (vfio.Device, error) {
-	return nil, fmt.Errorf("it: %w", vfio.ErrNotSupported)
 }
 
 // TestRepairs: each safe remedy does away with what it is for.
