@@ -31,7 +31,7 @@ func TestH01_ReadOnce(t *testing.T) {
 	}{
 		{"CQE", hw.CQESize, 0, func() func() {
 			e := hw.CQE{QPN: 2, WQEIndex: 0, FaultSegment: hw.NoSegment}
-			cq := &CQ{d: d, qps: map[uint32]*QP{2: qp}}
+			cq := &CQ{d: d, qps: map[uint32]*QP{2: qp}, last: &QP{n: 9}}
 			q, err := queues.NewCQ(owned(hw.CQESize, e.AsBytes())[:2*hw.CQESize], &words[0], &words[1], &d.domain)
 			if err != nil {
 				t.Fatal(err)

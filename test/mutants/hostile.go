@@ -40,5 +40,5 @@ var hostileMutants = []mutant{
 	{rule: "H02", what: "the client maps more than it can spare", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",
 		old: "		if a.Size > left {\n", new: "		if a.Size > left && false {\n"},
 	{rule: "H02", what: "the client maps a region's file that may shrink", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",
-		old: "err != nil || seals&unix.F_SEAL_SHRINK == 0 || unix.Fstat", new: "err != nil || unix.Fstat"},
+		old: "err != nil || seals&unix.F_SEAL_SHRINK == 0 || unix.Fstat", new: "err != nil || seals < 0 || unix.Fstat"},
 }
