@@ -2,8 +2,8 @@ package driver_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
@@ -17,10 +17,7 @@ import (
 
 // relink brings a pair that has failed back to RTS, with PSNs of its own: what is left
 // of its last life on the wire fits in nowhere.
-func relink(t testing.TB, a, b *driver.QP, rng *rand.Rand) {
-	t.Helper()
-	ctx := testCtx(t)
-	psn := [2]uint32{rng.Uint32() & 0xffffff, rng.Uint32() & 0xffffff}
+func relink(ctx context.Context, a, b *driver.QP, psn [2]uint32) error {
 	for i, q := range []*driver.QP{a, b} {
 		peer := []*driver.QP{b, a}[i].Endpoint()
 		for _, m := range []struct {
@@ -35,10 +32,11 @@ func relink(t testing.TB, a, b *driver.QP, rng *rand.Rand) {
 				driver.AttrState | driver.AttrSQPSN | driver.AttrTimeout | driver.AttrRetryCnt | driver.AttrRNRRetry | driver.AttrMaxRDAtomic},
 		} {
 			if err := q.Modify(ctx, m.a, m.mask); err != nil {
-				t.Fatal(err)
+				return err
 			}
 		}
 	}
+	return nil
 }
 
 // ownPages is memory of the test's own, for RegMR: it stays when the region goes.

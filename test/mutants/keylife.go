@@ -7,9 +7,9 @@ func init() { mutants = append(mutants, keyLifeMutants...) }
 var keyLifeMutants = []mutant{
 	{rule: "G11", what: "the fence does not discard the fill that it finds under way", file: "hw/gather/cache.go", pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
 		old: "	c.gen[c.setOf(index)]++\n	set := c.set(index)", new: "	set := c.set(index)"},
-	{rule: "G11", what: "a fence ends what the one before it was for: accesses under the key go on", file: keyCacheGo, pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
+	{rule: "G11", what: "a fence ends what the one before it was for: accesses under the key go on", file: keyCacheGo, pkg: driverPkg, test: "TestG11_DeregRace",
 		old: "func (k *keyCache) fence(index uint32) {\n", new: "var late uint32\n\nfunc (k *keyCache) fence(index uint32) {\n	index, late = late, index\n"},
-	{rule: "G11", what: "the memory is unmapped before the key is revoked and fenced", file: "driver/mr.go", pkg: driverPkg, test: "TestG11_DeregOfMany",
+	{rule: "G11", what: "the memory is unmapped before the key is revoked and fenced", file: "driver/mr.go", pkg: driverPkg, test: "TestG11_DeregRace",
 		old: "	goneErr := d.alive()\n	if goneErr == nil && m.stage == mrLive {", new: "	if m.mem != nil {\n		_ = m.dma.Unmap()\n	}\n	goneErr := d.alive()\n	if goneErr == nil && m.stage == mrLive {"},
 	{rule: "G11", what: "Dereg does not wait for the fence", file: "driver/mr.go", pkg: driverPkg, test: "TestG11_DeregDiscardsHeldFill",
 		old: "	if goneErr == nil && m.stage == mrRevoked {", new: "	if goneErr == nil && m.stage == mrRevoked && false {"},
