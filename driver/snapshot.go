@@ -23,6 +23,8 @@ type Snapshot struct {
 	EQs      []EQInfo
 	Keys     []KeyInfo // as registered
 	Counters []Counter
+
+	Verification *VerifyStats // nil without WithVerify
 }
 
 // Counter is a counter of the card (block COUNTERS).
@@ -200,6 +202,10 @@ func (d *Device) Snapshot(ctx context.Context) (*Snapshot, error) {
 	var err error
 	if s.Counters, err = d.Counters(ctx); err != nil {
 		return nil, err
+	}
+	if d.verify != nil {
+		v := d.Verification()
+		s.Verification = &v
 	}
 	return s, nil
 }

@@ -127,6 +127,26 @@ func TestQPAndKeys(t *testing.T) {
 	}
 }
 
+// TestStatsOfVerification: what a holder verified stands among the card's counters, and
+// nothing of it where nobody verifies.
+func TestStatsOfVerification(t *testing.T) {
+	sockets(t)
+	p := hold(t, "soft:verified", driver.WithVerify(driver.Always), driver.WithVerifyDir(t.TempDir()))
+	hold(t, "soft:unverified")
+	if err := p.write(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	counters := func(addr string) map[string]any {
+		return rnicctl(t, "stats", "--json", "-d", addr, "--grep", "^verify_").well(t).object(t, "stats")["counters"].(map[string]any)
+	}
+	if c := counters("soft:verified"); len(c) != 4 || c["verify_packets"] != 2.0 || c["verify_mismatches"] != 0.0 || c["verify_lost"] != 0.0 || c["verify_skipped"] != 0.0 {
+		t.Errorf("%v", c)
+	}
+	if c := counters("soft:unverified"); len(c) != 0 {
+		t.Errorf("%v", c)
+	}
+}
+
 // TestScrubFinds: a bit flipped in the card's key cache is found, with exit 1.
 func TestScrubFinds(t *testing.T) {
 	sockets(t)

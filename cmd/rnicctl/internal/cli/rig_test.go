@@ -160,10 +160,10 @@ type program struct {
 	to   *driver.MR // the far end's
 }
 
-func hold(t *testing.T, addr string) *program {
+func hold(t *testing.T, addr string, opts ...driver.Option) *program {
 	t.Helper()
 	ctx := t.Context()
-	dev, err := driver.Open(ctx, addr)
+	dev, err := driver.Open(ctx, addr, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

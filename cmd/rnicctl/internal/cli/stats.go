@@ -17,7 +17,8 @@ func (a *app) stats() *cobra.Command {
 	var then time.Time
 	c := &cobra.Command{
 		Use: "stats", Short: "Counters of the card, or of one QP", Args: cobra.NoArgs,
-		Long: `stats shows the card's counters; docs/card.md says what each counts. With --watch, PER_SECOND is the rate
+		Long: `stats shows the card's counters; docs/card.md says what each counts. Of a program that verifies
+the card's gathers (docs/verification.md), it shows what that did: verify_packets and the others. With --watch, PER_SECOND is the rate
 since the picture before. With --qp, the counters of one QP.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.live(c.Context(), &o, func(_ context.Context, s *source, snap *driver.Snapshot) error {
@@ -47,6 +48,9 @@ func countersOf(snap *driver.Snapshot, o *tableOptions) ([]counter, error) {
 	if o.qpn == 0 {
 		for _, c := range snap.Counters {
 			list = append(list, counter{strings.ToLower(c.Name), c.Value})
+		}
+		if v := snap.Verification; v != nil {
+			list = append(list, counter{"verify_packets", v.Packets}, counter{"verify_mismatches", v.Mismatches}, counter{"verify_lost", v.Lost}, counter{"verify_skipped", v.Skipped})
 		}
 	} else {
 		found := false
