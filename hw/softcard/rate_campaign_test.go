@@ -11,10 +11,14 @@ import (
 	"rnic/hw/gather"
 )
 
-// rateScale is 10,000 schedules with RNIC_FULL=1, else what the gate has time for.
+// rateScale is 10,000 schedules with RNIC_FULL=1, else what the gate has time for, and a
+// tenth of it under the race detector.
 func rateScale() int {
-	if os.Getenv("RNIC_FULL") == "1" {
+	switch {
+	case os.Getenv("RNIC_FULL") == "1":
 		return 10_000
+	case underRace:
+		return 100
 	}
 	return 1000
 }
