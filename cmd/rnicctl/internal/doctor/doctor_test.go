@@ -264,6 +264,34 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// late is a card whose registers read as zero at first, as in a reset.
+type late struct {
+	vfio.Device
+	zeros *int
+}
+
+func (l late) ReadRegion(i int, off uint64, p []byte) error {
+	if *l.zeros > 0 && i == hw.BARCtrl {
+		*l.zeros--
+		clear(p)
+		return nil
+	}
+	return l.Device.ReadRegion(i, off, p)
+}
+
+// TestResetIsWaitedFor: a card that is still in the reset of its opening is no other card.
+func TestResetIsWaitedFor(t *testing.T) {
+	p := healthy(t)
+	open, zeros := p.Open, 5
+	p.Open = func(ctx context.Context, addr string) (vfio.Device, error) {
+		d, err := open(ctx, addr)
+		return late{d, &zeros}, err
+	}
+	if f := p.look(t)[doctor.Contract]; f.Result != doctor.OK || zeros != 0 {
+		t.Errorf("%+v", f)
+	}
+}
+
 // TestWaived: what looks wrong and is not.
 func TestWaived(t *testing.T) {
 	for name, c := range map[string]struct {

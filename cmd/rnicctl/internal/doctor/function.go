@@ -186,7 +186,7 @@ func (d *Doctor) contract(ctx context.Context, addr string, dev vfio.Device) []F
 		return broken(err)
 	}
 	defer ctrl.Release()
-	magic, err := ctrl.Read32(hw.RegIdentMagic)
+	magic, err := ident(ctx, ctrl)
 	if err != nil {
 		return broken(err)
 	}
@@ -210,6 +210,20 @@ func (d *Doctor) contract(ctx context.Context, addr string, dev vfio.Device) []F
 		return append(found, r, skipped(IOVAWidth, addr, err.Error()))
 	}
 	return append(found, r, width(addr, dev.IOVARanges(), ctrl.Load32(hw.RegIdentDMABits)))
+}
+
+// resetTime is how long a card may take for the reset that opening it does, ten times what FLR may (PCI Express Base 4.0,
+// 6.6.2). Until then its registers read as zero.
+const resetTime = time.Second
+
+// ident reads the magic, once there is one.
+func ident(ctx context.Context, ctrl *vfio.BAR) (uint32, error) {
+	for end := time.Now().Add(resetTime); ; time.Sleep(time.Millisecond) {
+		v, err := ctrl.Read32(hw.RegIdentMagic)
+		if err != nil || v != 0 || ctx.Err() != nil || time.Now().After(end) {
+			return v, err
+		}
+	}
 }
 
 // ready waits for the end of the reset that opening a card does.
