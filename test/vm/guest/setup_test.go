@@ -23,13 +23,13 @@ import (
 // The tests of setup run rnicctl itself, and look at sysfs by their own eyes. The machine needs QEMU's e1000e on its
 // driver and edu without one, in this order, a soft card without a driver, the driver of the chipset's SMBus, and
 // rnicctl in its place.
-const rnicctl = "/bin/rnicctl"
+const tool = "/bin/rnicctl"
 
 // machine gives the addresses of e1000e, edu and the card.
 func machine(t *testing.T) (nic, edu, card string) {
 	t.Helper()
-	if _, err := os.Stat(rnicctl); err != nil || os.Getenv("RNIC_VM") == "" {
-		t.Skip("not in the guest: there is no " + rnicctl)
+	if _, err := os.Stat(tool); err != nil || os.Getenv("RNIC_VM") == "" {
+		t.Skip("not in the guest: there is no " + tool)
 	}
 	d := strings.Split(os.Getenv("RNIC_VM_DEVICES"), ",")
 	return d[0], d[1], strings.Split(os.Getenv("RNIC_VM_CARDS"), ",")[0]
@@ -52,7 +52,7 @@ const (
 
 func run(t *testing.T, as who, args ...string) ran {
 	t.Helper()
-	cmd := exec.Command(rnicctl, args...)
+	cmd := exec.Command(tool, args...)
 	if as == user {
 		// The shell lowers its own limit, and then is somebody else.
 		cmd = exec.Command("/proc/self/exe", append([]string{"-test.run=^TestHelper_AsUser$", "--"}, args...)...)
@@ -77,7 +77,7 @@ func TestHelper_AsUser(t *testing.T) {
 	low := &unix.Rlimit{Cur: 64 << 10, Max: 64 << 10}
 	for _, err := range []error{
 		unix.Setrlimit(unix.RLIMIT_MEMLOCK, low), unix.Setgroups(nil), syscall.Setgid(1000), syscall.Setuid(1000),
-		syscall.Exec(rnicctl, append([]string{"rnicctl"}, args...), os.Environ()),
+		syscall.Exec(tool, append([]string{"rnicctl"}, args...), os.Environ()),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -161,14 +161,18 @@ func TestSetup_DryRun(t *testing.T) {
 	is(t, nic, "e1000e", "(null)")
 }
 
-// TestSetup_BindUnbind: e1000e to vfio-pci and back, ten times; its network interface goes and comes.
+// TestSetup_BindUnbind: e1000e to vfio-pci and back, again and again; its network interface goes and comes.
 func TestSetup_BindUnbind(t *testing.T) {
 	nic, edu, _ := machine(t)
 	interfaces := func() int {
 		list, _ := filepath.Glob("/sys/bus/pci/devices/" + nic + "/net/*")
 		return len(list)
 	}
-	for range 10 {
+	times := 3
+	if full() {
+		times = 100
+	}
+	for range times {
 		well(t, "bind", nic)
 		is(t, nic, "vfio-pci", "vfio-pci")
 		if interfaces() != 0 {

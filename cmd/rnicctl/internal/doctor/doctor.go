@@ -29,7 +29,8 @@ const (
 )
 
 // The checks, by names that do not change. Those of the machine come first, then those of a function, then those of
-// a card that could be opened.
+// a card that could be opened. Those that package vfio meets too are its names: what it says when a card cannot be
+// opened, doctor says before.
 const (
 	IOMMUOff      = vfio.CheckIOMMUOff
 	NoIOMMU       = vfio.CheckNoIOMMU
@@ -45,6 +46,7 @@ const (
 	GroupNotReady = vfio.CheckGroupNotViable
 	Busy          = vfio.CheckBusy
 	NoPermission  = vfio.CheckNoPermission
+	VFToken       = vfio.CheckVFToken
 	LinkDegraded  = "link-degraded"
 	AllOnes       = "bar-all-ones"
 	OpenFailed    = "open-failed"
@@ -55,7 +57,7 @@ const (
 // Checks are all names, in the order of the report.
 var Checks = []string{
 	IOMMUOff, NoIOMMU, NoModule, MemlockLow, MappingLimit, MSINoRemap, NoUdevRule,
-	NoCard, Quarantined, VFsEnabled, NotBound, GroupNotReady, Busy, NoPermission, LinkDegraded,
+	NoCard, Quarantined, VFsEnabled, NotBound, GroupNotReady, Busy, NoPermission, VFToken, LinkDegraded,
 	AllOnes, OpenFailed, Contract, IOVAWidth,
 }
 
@@ -205,7 +207,7 @@ func opened(addr string, err error) []Finding {
 	switch {
 	case errors.As(err, &setup):
 		f.Value, f.Limit, f.Fix = setup.Object+": "+setup.Value, setup.Limit, setup.Fix
-		if slices.Contains([]string{NotBound, GroupNotReady, Busy, NoPermission}, setup.Check) { // the others are the machine's, and made
+		if slices.Contains([]string{NotBound, GroupNotReady, Busy, NoPermission, VFToken}, setup.Check) { // the others are the machine's, and made
 			f.Check = setup.Check
 		}
 	case errors.Is(err, vfio.ErrBusy):

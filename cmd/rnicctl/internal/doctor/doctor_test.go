@@ -105,7 +105,7 @@ func TestHealthy(t *testing.T) {
 	by := p.look(t)
 	for _, check := range doctor.Checks {
 		f, ok := by[check]
-		if wrong := check == doctor.NoCard || check == doctor.OpenFailed; ok == wrong || ok && (f.Result != doctor.OK || f.Fix != "" || f.Repair != nil) {
+		if wrong := check == doctor.NoCard || check == doctor.OpenFailed || check == doctor.VFToken; ok == wrong || ok && (f.Result != doctor.OK || f.Fix != "" || f.Repair != nil) {
 			t.Errorf("%s: %+v", check, f)
 		}
 	}
@@ -216,6 +216,8 @@ func TestChecks(t *testing.T) {
 		}, doctor.Fail, card, "dev/vfio/17|dev/iommu", "readable and writable", "usermod", false},
 		{doctor.NoPermission, "no files", func(p *patient) { remove(p, "dev/vfio/17") }, doctor.Fail, card, "there is no |dev/vfio/17", "readable and writable", "dmesg", false},
 		{doctor.NoPermission, "seen by opening", refuses(vfio.ErrPermission), doctor.Fail, card, "permission denied", "readable", "udev rule", false},
+		{doctor.VFToken, "seen by opening", refuses(&vfio.SetupError{Check: vfio.CheckVFToken, Object: "its physical function", Value: "is on vfio-pci", Limit: "a token", Fix: "give it", Err: vfio.ErrPermission}),
+			doctor.Fail, card, "its physical function: is on vfio-pci", "a token", "give it", false},
 		{doctor.LinkDegraded, "width", func(p *patient) {
 			p.m.File("sys/devices/pci0000:00/0000:00:02.0/"+card+"/current_link_width", "4\n")
 		}, doctor.Fail, card, "8.0 GT/s x4", "8.0 GT/s x8", "seat the card", false},
@@ -230,8 +232,6 @@ func TestChecks(t *testing.T) {
 			doctor.Fail, card, "e1000e has one", "nobody else", "rnicctl bind", false},
 		{doctor.OpenFailed, "no remapping", refuses(&vfio.SetupError{Check: vfio.CheckMSINoRemap, Object: card, Value: "not remapped", Limit: "remapping on", Fix: "firmware", Err: vfio.ErrNotSupported}),
 			doctor.Fail, card, "not remapped", "remapping on", "firmware", false},
-		{doctor.OpenFailed, "VF token", refuses(&vfio.SetupError{Check: vfio.CheckVFToken, Object: card, Value: "without a VF token", Limit: "with it", Fix: "vf_token=UUID", Err: vfio.ErrPermission}),
-			doctor.Fail, card, "without a VF token", "with it", "vf_token=UUID", false},
 		{doctor.OpenFailed, "", refuses(errors.New("something else")), doctor.Fail, card, "something else", "can be opened", "dmesg", false},
 		{doctor.Contract, "magic", soft(func(d vfio.Device) vfio.Device {
 			return registers{d, map[uint64]uint32{hw.RegIdentMagic: 0x1234}}
