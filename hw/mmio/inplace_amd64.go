@@ -51,3 +51,10 @@ func Release32(p *uint32, v uint32) {
 	*p = v
 	apart()
 }
+
+// Release64 is Release32 for 64 bits.
+func Release64(p *uint64, v uint64) {
+	apart()
+	*p = v
+	apart()
+}

@@ -6,8 +6,8 @@
 // device register sees a read and a write). The functions here are assembly
 // bodies that hold one access each, so what is written is what the bus sees.
 //
-// Four of them that the data path calls for each message (Doorbell, Owner32,
-// Consumed32, Release32) are compiled in place on amd64, where a call of an
+// Those that the data path calls for each message (Doorbell, Owner32,
+// Consumed32, Release32, Release64) are compiled in place on amd64, where a call of an
 // assembly function costs as much as what it does: see inplace_amd64.go.
 //
 // The barriers carry the names of why they are there, after rdma-core's

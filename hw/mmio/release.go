@@ -11,3 +11,8 @@ package mmio
 //
 //go:noescape
 func Release32(p *uint32, v uint32)
+
+// Release64 is Release32 for 64 bits.
+//
+//go:noescape
+func Release64(p *uint64, v uint64)

@@ -318,6 +318,7 @@ func (c *Card) reset() {
 	c.trc, c.capt, c.dlog = ring{}, ring{}, ring{}
 	c.cmd = commandQueue{}
 	c.dma = dmaState{}
+	c.regs.tests.dmaSequence.Store(0)
 	c.count = counters{}
 	c.keys.reset()
 	if c.rtl != nil {

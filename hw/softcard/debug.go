@@ -31,7 +31,7 @@ type debugCounts struct {
 	holdInterrupts atomic.Uint32 // HOLD_INTERRUPTS
 	holdFill       atomic.Uint32 // HOLD_FILL
 	pending        atomic.Uint64 // bit n: vector n is held back, as the PBA shows
-	dmaSequence    atomic.Uint64 // DMA_SEQUENCE
+	dmaSequence    solo          // DMA_SEQUENCE
 	dmaLogLost     atomic.Uint64 // DMA_LOG_LOST
 	runStep        atomic.Uint32 // RUN_STEP: what is left to do
 }

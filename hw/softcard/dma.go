@@ -20,8 +20,16 @@ const (
 
 // dmaState is what DMA keeps between Steps.
 type dmaState struct {
+	sequence uint64     // DMA_SEQUENCE
 	test     [4096]byte // the buffer of DMA_TEST
 	messages uint64     // counted from the host so far
+}
+
+// nextDMA is the number of the DMA access that begins.
+func (c *Card) nextDMA() uint64 {
+	c.dma.sequence++
+	c.regs.tests.dmaSequence.Store(c.dma.sequence)
+	return c.dma.sequence
 }
 
 // dmaRead reads len(p) bytes of the client's memory. It is hw.ReasonNone or
@@ -30,7 +38,7 @@ func (c *Card) dmaRead(iova uint64, p []byte) hw.Reason { return c.read(iova, p,
 
 func (c *Card) read(iova uint64, p []byte, u use) (r hw.Reason) {
 	c.count[cntDMAReads]++
-	n := c.regs.tests.dmaSequence.Add(1)
+	n := c.nextDMA()
 	if c.host == nil || c.host.Read(iova, p) != nil {
 		c.count[cntDMAFaults]++
 		r = hw.ReasonDMARead
@@ -49,7 +57,7 @@ func (c *Card) dmaWrite(iova uint64, p []byte) hw.Reason { return c.write(iova, 
 
 func (c *Card) write(iova uint64, p []byte, u use) (r hw.Reason) {
 	c.count[cntDMAWrites]++
-	n := c.regs.tests.dmaSequence.Add(1)
+	n := c.nextDMA()
 	if c.host == nil || c.host.Write(iova, p) != nil {
 		c.count[cntDMAFaults]++
 		r = hw.ReasonDMAWrite

@@ -123,7 +123,7 @@ func (c *Card) fenceKey(cmd *command) result {
 	c.keys.fence(cmd.Object)
 	c.count[cntKeyFences]++
 	if !c.cfg.FuseDebug {
-		cmd.value = c.regs.tests.dmaSequence.Load()
+		cmd.value = c.dma.sequence
 	}
 	return ok
 }

@@ -140,7 +140,7 @@ func (c *Card) send(f *frame, qpn uint32) {
 	q := &l.lanes[f.lane]
 	q.tail.Store(q.tail.Load() + 1)
 	if l.to != &c.port {
-		l.to.card.rouse()
+		c.tell(l.to.card)
 	}
 }
 
@@ -244,7 +244,7 @@ func (c *Card) rxDone(f *frame, qpn uint32, dropped bool) {
 	q := &f.link.lanes[f.lane]
 	q.head.Store(q.head.Load() + 1)
 	if from := f.link.from; from != &c.port {
-		from.card.rouse() // it may wait for room
+		c.tell(from.card) // it may wait for room
 	}
 }
 
@@ -269,7 +269,7 @@ func (c *Card) absorb() (worked bool) {
 			q := &l.lanes[f.lane]
 			q.head.Store(q.head.Load() + 1)
 			if l.from != p {
-				l.from.card.rouse()
+				c.tell(l.from.card)
 			}
 			worked = true
 		}

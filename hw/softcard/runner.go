@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"rnic/hw"
+	"rnic/hw/mmio"
 )
 
 // How a Runner waits (measured: performance notes in docs): it polls, then
@@ -81,6 +82,17 @@ func (c *Card) rouse() {
 	if r := c.runner.Load(); r != nil {
 		r.wake()
 	}
+}
+
+// tell rouses another card's worker after a store to a lane that it is to find. Its own is
+// awake: it is stepping this card.
+func (c *Card) tell(other *Card) {
+	r := other.runner.Load()
+	if r == nil || r == c.runner.Load() {
+		return
+	}
+	mmio.StoreLoad() // the store before the look at whether it sleeps
+	r.wake()
 }
 
 func (r *Runner) work() {

@@ -14,7 +14,8 @@ import (
 //
 // The other ways to wake a card are calls of rouse: a register store, a client
 // that comes or goes, a frame that was put on the wire or room that was made
-// there. They take the same two steps over Runner.asleep, with Go's atomics.
+// there. They take the same two steps over Runner.asleep, with Go's atomics; tell, which
+// comes with each frame, with a fence of its own where the worker is another.
 
 // FallAsleep puts the card to sleep after a Step that found nothing to do, and is
 // false if there is something after all. It is for whoever steps the card, as a Runner

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"rnic/hw"
+	"rnic/hw/mmio"
 	"rnic/hw/roce"
 )
 
@@ -46,13 +47,28 @@ const (
 // frames themselves: they are built and parsed in place.
 type lane struct {
 	slots []frame
-	head  atomic.Uint64 // frames taken, stored by the reader
+	mask  uint64 // len(slots) - 1 where that is a power of two, else 0
+	head  solo   // frames taken, stored by the reader
 	_     [56]byte
-	tail  atomic.Uint64 // frames put, stored by the writer
+	tail  solo // frames put, stored by the writer
 	_     [56]byte
 }
 
-func (l *lane) slot(n uint64) *frame { return &l.slots[n%uint64(len(l.slots))] }
+// solo is a number that one goroutine stores and others load. A store hands on what was
+// stored before, and is no full fence: where a load must come after it, as in tell, there
+// is one besides.
+type solo struct{ v uint64 }
+
+func (s *solo) Load() uint64 { return atomic.LoadUint64(&s.v) }
+
+func (s *solo) Store(n uint64) { mmio.Release64(&s.v, n) }
+
+func (l *lane) slot(n uint64) *frame {
+	if l.mask != 0 {
+		return &l.slots[n&l.mask]
+	}
+	return &l.slots[n%uint64(len(l.slots))]
+}
 
 // next is the writer's next slot, nil if there is none. Memory is taken when the
 // lane is first used.
@@ -92,6 +108,9 @@ func newLink(from, to *port, slots int) *link {
 	reserve := max(slots/2, 1)
 	for i, n := range []int{max(slots-reserve, 1), reserve} {
 		l.lanes[i].slots = make([]frame, n)
+		if n&(n-1) == 0 {
+			l.lanes[i].mask = uint64(n - 1)
+		}
 		for j := range l.lanes[i].slots {
 			l.lanes[i].slots[j] = frame{link: l, lane: i}
 		}
