@@ -2,6 +2,32 @@
 
 package mmio
 
+// Load32 loads 32 bits from p with one access. p must be 4-byte aligned.
+//
+//go:noescape
+func Load32(p *uint32) uint32
+
+// ToDevice makes all earlier stores to DMA memory visible to the device
+// before any later store to it or to a register: descriptors first, then the
+// doorbell (udma_to_device_barrier).
+//
+// amd64: stores to write-back memory and to uncached memory leave in program
+// order (Intel SDM vol. 3A, 9.2.2), so keeping the compiler from moving them
+// is enough, and the function is empty. arm64: dmb oshst.
+//
+//go:noescape
+func ToDevice()
+
+// FromDevice makes all later loads from DMA memory come after the loads
+// before it: the phase bit of a completion first, then its body
+// (udma_from_device_barrier).
+//
+// amd64: loads are not reordered with loads, so the function is empty.
+// arm64: dmb oshld.
+//
+//go:noescape
+func FromDevice()
+
 // Doorbell rings one doorbell: ToDevice, the store of v to word, StoreLoad,
 // then the load of flag, which it gives. It is those four in one call, for the
 // data path.

@@ -2,6 +2,21 @@
 
 #include "textflag.h"
 
+// func Load32(p *uint32) uint32
+TEXT ·Load32(SB), NOSPLIT, $0-12
+	MOVQ p+0(FP), AX
+	MOVL (AX), AX
+	MOVL AX, ret+8(FP)
+	RET
+
+// func ToDevice()
+TEXT ·ToDevice(SB), NOSPLIT, $0-0
+	RET
+
+// func FromDevice()
+TEXT ·FromDevice(SB), NOSPLIT, $0-0
+	RET
+
 // func Consumed32(p *uint32, v uint32)
 TEXT ·Consumed32(SB), NOSPLIT, $0-12
 	MOVQ p+0(FP), AX

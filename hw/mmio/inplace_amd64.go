@@ -24,6 +24,20 @@ var here uint32 // never written
 // apart keeps what comes before from what comes after, for the compiler.
 func apart() { atomic.LoadUint32(&here) }
 
+// Load32 loads 32 bits from p with one access. p must be 4-byte aligned.
+func Load32(p *uint32) uint32 { return atomic.LoadUint32(p) }
+
+// ToDevice makes all earlier stores to DMA memory visible to the device
+// before any later store to it or to a register: descriptors first, then the
+// doorbell (udma_to_device_barrier). Stores leave in program order, so keeping
+// the compiler from moving them is enough.
+func ToDevice() { apart() }
+
+// FromDevice makes all later loads from DMA memory come after the loads
+// before it: the phase bit of a completion first, then its body
+// (udma_from_device_barrier). Loads are not reordered with loads.
+func FromDevice() { apart() }
+
 // Doorbell rings one doorbell: ToDevice, the store of v to word, StoreLoad,
 // then the load of flag, which it gives.
 func Doorbell(word *uint32, v uint32, flag *uint32) uint32 {

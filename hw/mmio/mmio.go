@@ -6,9 +6,10 @@
 // device register sees a read and a write). The functions here are assembly
 // bodies that hold one access each, so what is written is what the bus sees.
 //
-// Those that the data path calls for each message (Doorbell, Owner32,
-// Consumed32, Release32, Release64) are compiled in place on amd64, where a call of an
-// assembly function costs as much as what it does: see inplace_amd64.go.
+// Those that the data path calls for each message (Load32, ToDevice, FromDevice,
+// Doorbell, Owner32, Consumed32, Release32, Release64) are compiled in place on amd64,
+// where a call of an assembly function costs as much as what it does: see
+// inplace_amd64.go.
 //
 // The barriers carry the names of why they are there, after rdma-core's
 // util/udma_barrier.h. All are also compiler barriers, since the Go compiler
@@ -17,11 +18,6 @@
 // This is the only package of the module with assembly: one file for each
 // architecture (amd64, arm64).
 package mmio
-
-// Load32 loads 32 bits from p with one access. p must be 4-byte aligned.
-//
-//go:noescape
-func Load32(p *uint32) uint32
 
 // Store32 stores 32 bits to p with one access. p must be 4-byte aligned.
 // It orders nothing: put the barrier that the place needs before it.
@@ -40,27 +36,6 @@ func Load64(p *uint64) uint64
 //
 //go:noescape
 func Store64(p *uint64, v uint64)
-
-// ToDevice makes all earlier stores to DMA memory visible to the device
-// before any later store to it or to a register: descriptors first, then the
-// doorbell (udma_to_device_barrier).
-//
-// amd64: stores to write-back memory and to uncached memory leave in program
-// order (Intel SDM vol. 3A, 9.2.2), so keeping the compiler from moving them
-// is enough, and the function is empty. arm64: dmb oshst.
-//
-//go:noescape
-func ToDevice()
-
-// FromDevice makes all later loads from DMA memory come after the loads
-// before it: the phase bit of a completion first, then its body
-// (udma_from_device_barrier).
-//
-// amd64: loads are not reordered with loads, so the function is empty.
-// arm64: dmb oshld.
-//
-//go:noescape
-func FromDevice()
 
 // StoreLoad makes all earlier stores visible before any later load is
 // performed: a doorbell is stored, then the card's sleep flag is loaded. Each

@@ -1,12 +1,5 @@
 #include "textflag.h"
 
-// func Load32(p *uint32) uint32
-TEXT ·Load32(SB), NOSPLIT, $0-12
-	MOVQ p+0(FP), AX
-	MOVL (AX), AX
-	MOVL AX, ret+8(FP)
-	RET
-
 // func Store32(p *uint32, v uint32)
 TEXT ·Store32(SB), NOSPLIT, $0-12
 	MOVQ p+0(FP), AX
@@ -26,14 +19,6 @@ TEXT ·Store64(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), AX
 	MOVQ v+8(FP), CX
 	MOVQ CX, (AX)
-	RET
-
-// func ToDevice()
-TEXT ·ToDevice(SB), NOSPLIT, $0-0
-	RET
-
-// func FromDevice()
-TEXT ·FromDevice(SB), NOSPLIT, $0-0
 	RET
 
 // func StoreLoad()

@@ -12,7 +12,7 @@ import (
 // and hop limit; the UDP checksum; byte 4 of the BTH (FECN, BECN, reserved).
 // It is stored least significant byte first. The IPv4 identification counts.
 //
-// Headers are taken as masked words in registers, eight bytes a step, and the
+// Headers are taken as masked words in registers, each with tables of its own, and the
 // rest with hash/crc32 where it lies: its Update makes any buffer escape, so
 // that a masked copy of the headers would be an allocation for each frame, and
 // masking the frame itself would show wrong bytes to its other readers.
@@ -21,8 +21,9 @@ import (
 const icrcSeed = 0xDEBB20E3
 
 // slicing[i][b] is the CRC register's change from byte b followed by i zero
-// bytes ("slicing-by-8").
-var slicing = func() (t [8]crc32.Table) {
+// bytes. There is one for each byte of the longest headers: the words of a header
+// are then looked up independently, and none waits for the one before it.
+var slicing = func() (t [IPv6Len + UDPLen + BTHLen]crc32.Table) {
 	t[0] = *crc32.IEEETable
 	for i := 1; i < len(t); i++ {
 		for b, v := range t[i-1] {
@@ -32,41 +33,40 @@ var slicing = func() (t [8]crc32.Table) {
 	return t
 }()
 
-func step8(crc uint32, w uint64) uint32 {
-	w ^= uint64(crc)
-	return slicing[7][w&0xFF] ^ slicing[6][w>>8&0xFF] ^ slicing[5][w>>16&0xFF] ^ slicing[4][w>>24&0xFF] ^
-		slicing[3][w>>32&0xFF] ^ slicing[2][w>>40&0xFF] ^ slicing[1][w>>48&0xFF] ^ slicing[0][w>>56]
-}
-
-func step4(crc uint32, w uint32) uint32 {
-	w ^= crc
-	return slicing[3][w&0xFF] ^ slicing[2][w>>8&0xFF] ^ slicing[1][w>>16&0xFF] ^ slicing[0][w>>24]
+// change is the register's change from the four bytes of w, the first being the low
+// one, that i zero bytes follow.
+func change(i int, w uint32) uint32 {
+	t := (*[4]crc32.Table)(slicing[i:])
+	return t[3][w&0xFF] ^ t[2][w>>8&0xFF] ^ t[1][w>>16&0xFF] ^ t[0][w>>24]
 }
 
 // icrc is the ICRC of a packet whose IP header starts at b[0] and which ends
 // with the payload and its pad at the end of b.
 func icrc(b []byte, v6 bool) uint32 {
 	le := binary.LittleEndian
-	crc, n := uint32(icrcSeed), 0
+	crc, n := uint32(0), 0
 	if v6 {
 		n = IPv6Len + UDPLen + BTHLen
 		h := b[:n:n]
-		crc = step8(crc, le.Uint64(h[0:])|0xFF00_0000_FFFF_FF0F) // class, flow label; hop limit
-		crc = step8(crc, le.Uint64(h[8:]))
-		crc = step8(crc, le.Uint64(h[16:]))
-		crc = step8(crc, le.Uint64(h[24:]))
-		crc = step8(crc, le.Uint64(h[32:]))
-		crc = step8(crc, le.Uint64(h[40:])|0xFFFF_0000_0000_0000) // UDP checksum
-		crc = step8(crc, le.Uint64(h[48:])|0x0000_00FF_0000_0000) // BTH byte 4
-		crc = step4(crc, le.Uint32(h[56:]))
+		crc = change(56, (le.Uint32(h[0:])|0xFFFF_FF0F)^icrcSeed) // class, flow label
+		crc ^= change(52, le.Uint32(h[4:])|0xFF00_0000)           // hop limit
+		crc ^= change(48, le.Uint32(h[8:])) ^ change(44, le.Uint32(h[12:]))
+		crc ^= change(40, le.Uint32(h[16:])) ^ change(36, le.Uint32(h[20:]))
+		crc ^= change(32, le.Uint32(h[24:])) ^ change(28, le.Uint32(h[28:]))
+		crc ^= change(24, le.Uint32(h[32:])) ^ change(20, le.Uint32(h[36:]))
+		crc ^= change(16, le.Uint32(h[40:])) ^ change(12, le.Uint32(h[44:])|0xFFFF_0000) // UDP checksum
+		crc ^= change(8, le.Uint32(h[48:])) ^ change(4, le.Uint32(h[52:])|0x0000_00FF)   // BTH byte 4
+		crc ^= change(0, le.Uint32(h[56:]))
 	} else {
 		n = IPv4Len + UDPLen + BTHLen
 		h := b[:n:n]
-		crc = step8(crc, le.Uint64(h[0:])|0x0000_0000_0000_FF00) // TOS
-		crc = step8(crc, le.Uint64(h[8:])|0x0000_0000_FFFF_00FF) // TTL, checksum
-		crc = step8(crc, le.Uint64(h[16:]))
-		crc = step8(crc, le.Uint64(h[24:])|0x0000_0000_FFFF_0000) // UDP checksum
-		crc = step8(crc, le.Uint64(h[32:])|0x0000_0000_0000_00FF) // BTH byte 4
+		crc = change(36, (le.Uint32(h[0:])|0x0000_FF00)^icrcSeed) // TOS
+		crc ^= change(32, le.Uint32(h[4:]))
+		crc ^= change(28, le.Uint32(h[8:])|0xFFFF_00FF) // TTL, checksum
+		crc ^= change(24, le.Uint32(h[12:])) ^ change(20, le.Uint32(h[16:]))
+		crc ^= change(16, le.Uint32(h[20:])) ^ change(12, le.Uint32(h[24:])|0xFFFF_0000) // UDP checksum
+		crc ^= change(8, le.Uint32(h[28:])) ^ change(4, le.Uint32(h[32:])|0x0000_00FF)   // BTH byte 4
+		crc ^= change(0, le.Uint32(h[36:]))
 	}
 	return crc32.Update(^crc, crc32.IEEETable, b[n:])
 }

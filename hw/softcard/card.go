@@ -140,6 +140,7 @@ type Card struct {
 	capt   ring // capture
 	dlog   ring // DMA log
 	count  counters
+	ipID   uint32 // IP identification of the next frame
 	net    portState
 	qps    qpState    // the data path's
 	rtl    *rtlEngine // with hw.EngineRTL, else nil
@@ -318,6 +319,7 @@ func (c *Card) reset() {
 	c.trc, c.capt, c.dlog = ring{}, ring{}, ring{}
 	c.cmd = commandQueue{}
 	c.dma = dmaState{}
+	c.setIPID(0)
 	c.regs.tests.dmaSequence.Store(0)
 	c.count = counters{}
 	c.keys.reset()

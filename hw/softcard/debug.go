@@ -23,7 +23,7 @@ type debugLevels struct {
 // debugCounts are the registers of the debug page that Step counts in while the
 // client may read and write them.
 type debugCounts struct {
-	ipID           atomic.Uint32 // IP_ID: of the next frame, 16 bits
+	ipID           solo          // IP_ID: of the next frame, 16 bits, as Step shows it; a client's store is posted
 	failRead       atomic.Uint32 // FAIL_DMA_READ
 	failWrite      atomic.Uint32 // FAIL_DMA_WRITE
 	flipByte       atomic.Uint32 // FLIP_BYTE
@@ -37,10 +37,11 @@ type debugCounts struct {
 }
 
 func (d *debugCounts) reset() {
-	for _, p := range []*atomic.Uint32{&d.ipID, &d.failRead, &d.failWrite, &d.flipByte, &d.walkFaultCount, &d.holdInterrupts, &d.holdFill, &d.runStep} {
+	for _, p := range []*atomic.Uint32{&d.failRead, &d.failWrite, &d.flipByte, &d.walkFaultCount, &d.holdInterrupts, &d.holdFill, &d.runStep} {
 		p.Store(0)
 	}
 	d.pending.Store(0)
+	d.ipID.Store(0)
 	d.dmaSequence.Store(0)
 	d.dmaLogLost.Store(0)
 }
@@ -61,8 +62,6 @@ func strike(p *atomic.Uint32) bool {
 // count of the register that is an atomic, or nil.
 func (r *regs) atomicAt(off int) *atomic.Uint32 {
 	switch off {
-	case hw.RegDebugIPID:
-		return &r.tests.ipID
 	case hw.RegDebugFailDMARead:
 		return &r.tests.failRead
 	case hw.RegDebugFailDMAWrite:
@@ -95,6 +94,10 @@ func (r *regs) loadDebug(off int) {
 		r.put64(off, left)
 	case hw.RegDebugDMASequence:
 		r.put64(off, r.tests.dmaSequence.Load())
+	case hw.RegDebugIPID:
+		if r.word[at] = uint32(r.tests.ipID.Load()); r.post.ipIDSet {
+			r.word[at] = r.post.ipID
+		}
 	case hw.RegDebugDMALogLost:
 		r.put64(off, r.tests.dmaLogLost.Load())
 	case hw.RegDebugQuiescent:
@@ -182,6 +185,8 @@ func (r *regs) storeDebug(off int, v uint32) (posts bool, err error) {
 			return bad("FLIP_CACHE: too many at a time")
 		}
 		r.post.flips = append(r.post.flips, v)
+	case hw.RegDebugIPID:
+		r.post.ipID, r.post.ipIDSet = v, true
 	default:
 		if p := r.atomicAt(off); p != nil {
 			p.Store(v)

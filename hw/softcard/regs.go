@@ -53,6 +53,8 @@ type posted struct {
 	interrupts        uint64 // bit n: raise vector n
 	kicks             uint64
 	flips             []uint32 // FLIP_CACHE
+	ipID              uint32   // with ipIDSet
+	ipIDSet           bool
 }
 
 // maxPostedFlips bounds the stores to FLIP_CACHE that wait for Step.
@@ -286,12 +288,16 @@ func (c *Card) sync(now int64) (worked bool) {
 		old := c.live.resets
 		c.live = r.post
 		r.post.cmdStart, r.post.cmdStop, r.post.dmaTest, r.post.interrupts, r.post.kicks, r.post.flips = false, false, 0, 0, 0, nil
+		r.post.ipIDSet = false
 		c.live.clock = r.steppedNow
 		r.mu.Unlock()
 		if old != c.live.resets {
 			c.host = c.live.host
 			c.reset()
 			r.ready(c.live.resets)
+		}
+		if c.live.ipIDSet {
+			c.setIPID(c.live.ipID)
 		}
 		c.takeEdges()
 		worked = true

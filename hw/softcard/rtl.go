@@ -150,7 +150,7 @@ func (e *rtlEngine) slot(q *qp, psn uint32, at gather.Cursor) (free *rtlSlot) {
 }
 
 func (e *rtlEngine) submit(s *rtlSlot, q *qp, j *rtl.Job) {
-	j.Header.IPID = uint16(e.c.regs.tests.ipID.Load())
+	j.Header.IPID = uint16(e.c.ipID)
 	*s = rtlSlot{busy: true, q: q, psn: j.Header.PSN, cursor: j.Cursor, frame: s.frame[:0]}
 	for i := range e.slots {
 		if s == &e.slots[i] {

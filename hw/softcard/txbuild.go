@@ -13,7 +13,8 @@ func (c *Card) build(q *qp, f *frame, n int) {
 		c.rtl.plain(q, f)
 	}
 	h := &q.hdr
-	h.IPID = uint16(c.regs.tests.ipID.Add(1) - 1)
+	h.IPID = uint16(c.ipID)
+	c.setIPID(c.ipID + 1)
 	if !f.built {
 		start := h.PutBefore(f.buf, headroom, n)
 		whole, err := roce.Finish(f.buf[start:])
@@ -25,6 +26,12 @@ func (c *Card) build(q *qp, f *frame, n int) {
 	f.built = false
 	q.stats.TXPackets++
 	q.stats.TXBytes += uint64(f.end - f.start)
+}
+
+// setIPID sets the IP identification of the next frame.
+func (c *Card) setIPID(n uint32) {
+	c.ipID = n
+	c.regs.tests.ipID.Store(uint64(n))
 }
 
 // requestOpcode is the BTH's opcode of packet i of the n of a SEND or WRITE.
