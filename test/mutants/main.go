@@ -79,6 +79,9 @@ func without(mutants []mutant) (rules []string) {
 
 // run seeds the mutants of the rules named, and counts those that no test caught.
 func run(mutants []mutant, rules []string, out io.Writer) (survived int, err error) {
+	if len(rules) > 0 {
+		mutants = slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !slices.Contains(rules, m.rule) })
+	}
 	if err := sound(mutants); err != nil {
 		return 0, err
 	}
@@ -87,9 +90,6 @@ func run(mutants []mutant, rules []string, out io.Writer) (survived int, err err
 	defer w.Flush()
 	for i := range mutants {
 		m := &mutants[i]
-		if len(rules) > 0 && !slices.Contains(rules, m.rule) {
-			continue
-		}
 		began := time.Now()
 		caught, err := m.run()
 		if err != nil {

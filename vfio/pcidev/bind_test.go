@@ -44,9 +44,9 @@ func without(s map[string]string) map[string]string {
 	return s
 }
 
-// TestBindAndUnbind: a function goes to vfio-pci and gets back the driver that it had, not another that knows it
+// TestSET_BindAndUnbind: a function goes to vfio-pci and gets back the driver that it had, not another that knows it
 // too; afterwards nothing is different. The bridge in its group is no hindrance.
-func TestBindAndUnbind(t *testing.T) {
+func TestSET_BindAndUnbind(t *testing.T) {
 	m := machine(t)
 	before := m.Snapshot()
 	ctx := t.Context()
@@ -77,9 +77,9 @@ func TestBindAndUnbind(t *testing.T) {
 	}
 }
 
-// TestBindUnbound: what had no driver has none afterwards, though one would take it; an override that was there
+// TestSET_BindUnbound: what had no driver has none afterwards, though one would take it; an override that was there
 // is there again; a driver that was unloaded meanwhile is loaded again.
-func TestBindUnbound(t *testing.T) {
+func TestSET_BindUnbound(t *testing.T) {
 	m := machine(t)
 	ctx, tree := t.Context(), m.Tree()
 	write := func(path, text string) {
@@ -122,8 +122,8 @@ func TestBindUnbound(t *testing.T) {
 	}
 }
 
-// TestDryRun changes nothing, and says what would be done.
-func TestDryRun(t *testing.T) {
+// TestSET_DryRun changes nothing, and says what would be done.
+func TestSET_DryRun(t *testing.T) {
 	m := machine(t)
 	m.Unload("vfio-pci")
 	before := m.Snapshot()
@@ -156,9 +156,9 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// TestFailureHalfWay: wherever a bind or an unbind fails, of one function or of the second of two, all is
+// TestSET_FailureHalfWay: wherever a bind or an unbind fails, of one function or of the second of two, all is
 // afterwards as it was before; and the error names function, step and cause.
-func TestFailureHalfWay(t *testing.T) {
+func TestSET_FailureHalfWay(t *testing.T) {
 	for _, unbind := range []bool{false, true} {
 		for _, failing := range []string{"driver_override", "unbind", "drivers_probe", "bind", "quiet"} {
 			for _, victim := range []string{nic, twin} {
@@ -224,9 +224,9 @@ func TestFailureHalfWay(t *testing.T) {
 
 var errSwallow = errors.New("swallowed")
 
-// TestKilledHalfWay: rnicctl is killed between unbind and probe. Whoever comes next, with unbind or with bind and
+// TestSET_KilledHalfWay: rnicctl is killed between unbind and probe. Whoever comes next, with unbind or with bind and
 // unbind, gives the function back the driver that it had.
-func TestKilledHalfWay(t *testing.T) {
+func TestSET_KilledHalfWay(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		m := machine(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -266,9 +266,9 @@ func TestKilledHalfWay(t *testing.T) {
 	}
 }
 
-// TestRefusals: what would take something from the machine or could not be used, each with object and remedy; and
+// TestSET_Refusals: what would take something from the machine or could not be used, each with object and remedy; and
 // nothing is changed. --yes takes what may be taken.
-func TestRefusals(t *testing.T) {
+func TestSET_Refusals(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		prepare func(*pcitest.Machine)
@@ -338,8 +338,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestGroup: --group takes every function but the bridge, and gives all back.
-func TestGroup(t *testing.T) {
+// TestSET_Group: --group takes every function but the bridge, and gives all back.
+func TestSET_Group(t *testing.T) {
 	m := machine(t)
 	ctx := t.Context()
 	c, err := m.Tree().Bind(ctx, []string{twin}, pcidev.Options{Group: true})
@@ -357,8 +357,8 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// TestHeldIsNotUnbound: the kernel would wait for the holder.
-func TestHeldIsNotUnbound(t *testing.T) {
+// TestSET_Held: the kernel would wait for the holder.
+func TestSET_Held(t *testing.T) {
 	m := machine(t)
 	ctx := t.Context()
 	if _, err := m.Tree().Bind(ctx, []string{nic}, pcidev.Options{}); err != nil {
@@ -449,8 +449,8 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestHostileRecord: a record that names anything but a driver does not get into root's paths or programs.
-func TestHostileRecord(t *testing.T) {
+// TestSET_HostileRecord: a record that names anything but a driver does not get into root's paths or programs.
+func TestSET_HostileRecord(t *testing.T) {
 	for _, text := range []string{`{"driver":"../../../tmp/x"}`, `{"driver":"e","module":"-r"}`, `{"driver":"a\nb"}`, `{`, strings.Repeat(" ", 70000)} {
 		m := machine(t)
 		m.File("run/rnic/bind/"+nic+".json", text)

@@ -24,9 +24,9 @@ func outcomes(tries []pcidev.Try) string {
 	return strings.Join(s, " ")
 }
 
-// TestResetLadder: the lowest rung that works ends the ladder, --max ends it too, each rung uses its own methods of
+// TestSET_ResetLadder: the lowest rung that works ends the ladder, --max ends it too, each rung uses its own methods of
 // the kernel and no other, and the choice of methods is afterwards as it was.
-func TestResetLadder(t *testing.T) {
+func TestSET_ResetLadder(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		methods string
@@ -88,9 +88,9 @@ func TestResetLadder(t *testing.T) {
 	}
 }
 
-// TestResetBelievesTheFunction: a reset that the kernel reports as done is not, unless the function answers with its
+// TestSET_ResetBelievesTheFunction: a reset that the kernel reports as done is not, unless the function answers with its
 // own IDs; one that does not come back from a rescan is gone.
-func TestResetBelievesTheFunction(t *testing.T) {
+func TestSET_ResetBelievesTheFunction(t *testing.T) {
 	for _, id := range []string{"\xff\xff\xff\xff", "\x86\x80\x00\x00"} {
 		m := pcitest.New(t)
 		m.Add(pcitest.Function{Addr: nic, Vendor: 0x8086, Device: 0x10d3, Group: 17, ResetMethods: "flr"})
@@ -128,8 +128,8 @@ func TestResetBelievesTheFunction(t *testing.T) {
 	}
 }
 
-// TestResetRefusals: nothing is reset under a program that uses it, or that the machine uses.
-func TestResetRefusals(t *testing.T) {
+// TestSET_ResetRefusals: nothing is reset under a program that uses it, or that the machine uses.
+func TestSET_ResetRefusals(t *testing.T) {
 	m := pcitest.New(t)
 	m.Driver("e1000e")
 	m.Add(pcitest.Function{Addr: nic, Vendor: 0x8086, Device: 0x10d3, Driver: "e1000e", Group: 17, ResetMethods: "flr"})

@@ -76,15 +76,15 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestSchemasAreUsed: each file in docs/json is a sound schema, names what it describes, and a test here or of
-// rnicsim holds output to it.
+// TestSchemasAreUsed: each file in docs/json is a sound schema, names what it describes, and a test here, of
+// rnicsim, of the bench or of hardware in the loop holds output to it.
 func TestSchemasAreUsed(t *testing.T) {
 	files, err := filepath.Glob(schemas + "/*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tests strings.Builder
-	for _, f := range append(mustGlob(t, "*_test.go"), slices.Concat(mustGlob(t, "../../../rnicsim/*_test.go"), mustGlob(t, "../../../../test/bench/*_test.go"))...) {
+	for _, f := range append(mustGlob(t, "*_test.go"), slices.Concat(mustGlob(t, "../../../rnicsim/*_test.go"), mustGlob(t, "../../../../test/bench/*_test.go"), mustGlob(t, "../../../../test/hil/*_test.go"))...) {
 		b, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)

@@ -141,9 +141,9 @@ func (r registers) ReadRegion(i int, off uint64, p []byte) error {
 	return r.Device.ReadRegion(i, off, p)
 }
 
-// TestChecks provokes each fault, and wants it found under its name, with object, present value, limit and remedy;
+// TestSET_Checks provokes each fault, and wants it found under its name, with object, present value, limit and remedy;
 // and that nothing is called safe but what is.
-func TestChecks(t *testing.T) {
+func TestSET_Checks(t *testing.T) {
 	soft := func(wrap func(vfio.Device) vfio.Device) func(*patient) {
 		return func(p *patient) {
 			open := p.Open
@@ -292,8 +292,8 @@ func TestResetIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestWaived: what looks wrong and is not.
-func TestWaived(t *testing.T) {
+// TestSET_Waived: what looks wrong and is not.
+func TestSET_Waived(t *testing.T) {
 	for name, c := range map[string]struct {
 		check   string
 		provoke func(*patient)
