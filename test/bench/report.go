@@ -82,7 +82,7 @@ func elsewhere(_ context.Context, b *bench) error {
 		row{Name: "rxe", Figure: "soft cards against rdma_rxe over loopback in one guest", Unit: "ratio", Better: more, Floor: at(3), Aim: at(10), Result: notHere,
 			Note: "not measured here: it needs a guest with the kernel's rdma_rxe; see docs/performance.md"},
 		row{Name: "rtl", Figure: "gather engine in RTL, of the data path's width", Unit: "ratio", Better: more, Floor: at(0.98), Aim: at(1), Result: notHere,
-			Note: "not measured here: cycles are counted in simulation, by `make rtl` (hw/rtl, TestCycles)"})
+			Note: "not measured here: cycles are counted in simulation, by BenchmarkCycles of hw/rtl (`make rtl` builds what it needs)"})
 	return nil
 }
 
