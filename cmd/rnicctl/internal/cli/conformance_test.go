@@ -87,7 +87,7 @@ func TestConformanceRefusals(t *testing.T) {
 		exit int
 		want string
 	}{
-		{nil, exitUsage, "at least 1 arg"},
+		{nil, exitUsage, "wants an argument: DIR..."},
 		{[]string{t.TempDir()}, exitUsage, "no scenario.json"},
 		{[]string{golden + "/absent"}, exitUsage, "absent"},
 		{[]string{golden + "/a_walk/scenario.json"}, exitUsage, "scenario.json"},
