@@ -9,6 +9,7 @@ const (
 	filesGo     = "vfio/vfiouser/files.go"
 	clientGo    = "vfio/vfiouser/client.go"
 	connGo      = "vfio/vfiouser/conn.go"
+	eventfdGo   = "vfio/vfiouser/eventfd.go"
 )
 
 func init() { mutants = append(mutants, hostileMutants...) }
@@ -37,6 +38,15 @@ var hostileMutants = []mutant{
 		old: "		p.late = true\n", new: "		delete(c.pending, id)\n"},
 	{rule: "H03", what: "a reply's descriptors stay open", file: "vfio/vfiouser/host.go", pkg: vfiouserPkg, test: "TestH03_ClientHarmsItself",
 		old: "		m.closeFDs()\n		if err := checkDMAReply", new: "		if err := checkDMAReply"},
+	{rule: "H03", what: "an eventfd is written to where it has room", file: eventfdGo, pkg: vfiouserPkg, test: "TestH03_FullEventFD",
+		old: "	ctx, _ := aioContext()\n", new: `	if n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0); n == 1 {
+		_, _ = unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+	return
+	ctx, _ := aioContext()
+`},
+	{rule: "H03", what: "completions fill the context that signals", file: eventfdGo, pkg: vfiouserPkg, test: "TestSignal",
+		old: "ctx, 0, aioSlots,", new: "ctx, 0, 0,"},
 	{rule: "H02", what: "the client maps more than it can spare", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",
 		old: "		if a.Size > left {\n", new: "		if a.Size > left && false {\n"},
 	{rule: "H02", what: "the client maps a region's file that may shrink", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",

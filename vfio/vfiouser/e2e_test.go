@@ -558,8 +558,8 @@ func TestIOFDs(t *testing.T) {
 			t.Errorf("sub-region %d: %+v, want %+v", i, x, want)
 		}
 	}
-	if _, err := unix.Write(got[0].FD, one[:]); err != nil || !fired(t, fd) {
-		t.Errorf("the eventfd is another one: %v", err)
+	if signal(got[0].FD); !fired(t, fd) {
+		t.Error("the eventfd is another one")
 	}
 	_, _ = unix.Close(got[0].FD), unix.Close(got[1].FD)
 	if _, err := d.RegionIOFDs(2); !errors.Is(err, vfio.ErrNotSupported) {

@@ -1,8 +1,6 @@
 package vfiouser
 
 import (
-	"fmt"
-	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -139,33 +137,5 @@ func (t *irqTable) close() {
 	defer t.mu.Unlock()
 	for _, x := range t.indices {
 		x.disable()
-	}
-}
-
-// checkEventFD refuses what is not an eventfd, since a write to a pipe or a
-// file could block or do harm, and makes it non-blocking.
-func checkEventFD(fd int) error {
-	link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	if err != nil {
-		return err
-	}
-	if link != "anon_inode:[eventfd]" {
-		return vfio.ErrInvalid
-	}
-	return unix.SetNonblock(fd, true)
-}
-
-var one = [8]byte{1} // 1 as a little-endian 64-bit count
-
-// signal adds one to an eventfd. A counter that is full has been signalled as
-// much as it can be. The descriptor is shared with the client, which may have
-// made it block again: it is asked first.
-func signal(fd int) {
-	if fd < 0 {
-		return
-	}
-	p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	if n, err := unix.Poll(p[:], 0); err == nil && n == 1 {
-		_, _ = unix.Write(fd, one[:])
 	}
 }
