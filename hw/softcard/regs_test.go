@@ -332,7 +332,7 @@ func TestReset(t *testing.T) {
 
 // A function level reset leaves the command register 0 (PCI Express Base 4.0, 6.6.2). The kernel saves it, resets, and
 // writes only what differs from what it saved: a hypervisor between them would go on with memory decoding off.
-func TestFLRClearsTheCommandRegister(t *testing.T) {
+func TestFLR_ClearsTheCommandRegister(t *testing.T) {
 	r := newRig(t, Config{})
 	command := func() uint16 {
 		v, err := r.conf.Read16(vfio.ConfigCommand)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -49,7 +50,7 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 // guest runs a guest, and gives the payload's exit code.
 func guest(ctx context.Context, args []string, say func(string), stdout, stderr io.Writer) (int, error) {
 	var c vm.Config
-	var devices, modules, kernelArgs, env list
+	var devices, modules, moduleArgs, kernelArgs, env list
 	f := flag.NewFlagSet("vm run", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&c.Kernel, "kernel", "", "6.1 or 6.12; without it the one that --vfio needs")
@@ -58,6 +59,7 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	f.IntVar(&c.Cards, "cards", 0, "soft cards, joined by a wire")
 	f.Var(&devices, "device", "one more PCI function, as QEMU's -device takes it, bound to vfio-pci (repeatable)")
 	f.Var(&modules, "module", "one more kernel module (repeatable)")
+	f.Var(&moduleArgs, "module-arg", "MODULE:PARAMETERS of a kernel module (repeatable)")
 	f.Var(&kernelArgs, "kernel-arg", "one more argument of the kernel (repeatable)")
 	f.Var(&env, "env", "NAME=VALUE in the payload's environment (repeatable)")
 	f.BoolVar(&c.RootPorts, "root-ports", false, "put each card behind a root port")
@@ -74,6 +76,14 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 		return 0, errors.New(usage)
 	}
 	c.Devices, c.BindDevices, c.Modules, c.KernelArgs, c.Env = devices, true, modules, kernelArgs, env
+	c.ModuleArgs = map[string]string{}
+	for _, m := range moduleArgs {
+		name, args, ok := strings.Cut(m, ":")
+		if !ok {
+			return 0, fmt.Errorf("--module-arg %s: want MODULE:PARAMETERS", m)
+		}
+		c.ModuleArgs[name] = args
+	}
 	c.Binary, c.Args, c.Say = f.Arg(0), f.Args()[1:], say
 	r, err := vm.Run(ctx, c)
 	_, _ = stdout.Write(r.Stdout)

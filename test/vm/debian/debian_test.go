@@ -26,7 +26,7 @@ func apt(t *testing.T) {
 	}
 }
 
-func TestMirrorsOfBothForms(t *testing.T) {
+func TestPrep_MirrorsOfBothForms(t *testing.T) {
 	apt(t)
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -68,8 +68,8 @@ Components: main
 	}
 }
 
-// TestOnlyTheMirrorsLackIsOne: apt tells a mirror that has not got a suite from one that cannot be reached.
-func TestOnlyTheMirrorsLackIsOne(t *testing.T) {
+// TestPrep_OnlyTheMirrorsLackIsOne: apt tells a mirror that has not got a suite from one that cannot be reached.
+func TestPrep_OnlyTheMirrorsLackIsOne(t *testing.T) {
 	apt(t)
 	for _, c := range []struct {
 		mirror string
@@ -160,8 +160,8 @@ func TestUntar(t *testing.T) {
 	}
 }
 
-// TestUntarStaysInside: no name and no link gets out of the folder.
-func TestUntarStaysInside(t *testing.T) {
+// TestPrep_UntarStaysInside: no name and no link gets out of the folder.
+func TestPrep_UntarStaysInside(t *testing.T) {
 	for name, files := range map[string][]tar.Header{
 		"dots":          {{Name: "../outside", Typeflag: tar.TypeReg, Mode: 0o644}},
 		"link up":       {{Name: "up", Typeflag: tar.TypeSymlink, Linkname: ".."}, {Name: "up/outside", Typeflag: tar.TypeReg, Mode: 0o644}},

@@ -4,6 +4,8 @@ package legs
 import (
 	"bytes"
 	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -14,8 +16,12 @@ import (
 type leg struct {
 	name string
 	full bool // at full scale only
+	// skip names guest tests that this guest cannot stand.
+	skip string
 	cfg  vm.Config
 }
+
+var trusted = map[string]string{"vfio_iommu_type1": "allow_unsafe_interrupts=1", "iommufd": "allow_unsafe_interrupts=1"}
 
 // legs are those of the gate, and those of make test-full.
 var legs = []leg{
@@ -23,20 +29,25 @@ var legs = []leg{
 	{name: "6.12/iommufd", cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.IOMMUFD}},
 	{name: "6.12/type1", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Type1}},
 	{name: "6.12/compat", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Compat}},
+	// Without interrupt remapping VFIO wants to be told that its interrupts are trusted.
+	{name: "6.12/type1/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Type1, IOMMU: vm.Virtio, ModuleArgs: trusted}},
+	{name: "6.12/iommufd/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.IOMMUFD, IOMMU: vm.Virtio, ModuleArgs: trusted}},
+	// QEMU's amd-iommu does not wrap its event log: after 512 entries, one for each 8 bytes that were refused, the kernel
+	// reads events for ever.
+	{name: "6.1/type1/amd-iommu", full: true, skip: "^TestEduIsBehindTheIOMMU$", cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1, IOMMU: vm.AMD}},
 }
 
 // each runs a suite on every leg, side by side. A payload that fails is a failure; a guest that cannot be had is a leg
 // skipped, but in CI.
-func each(t *testing.T, run func(*testing.T, vm.Config)) {
+func each(t *testing.T, run func(*testing.T, leg)) {
 	for _, l := range legs {
 		if l.full && os.Getenv("RNIC_FULL") != "1" {
 			continue
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			cfg := l.cfg
-			cfg.Say = func(line string) { t.Log(line) }
-			run(t, cfg)
+			l.cfg.Say = func(line string) { t.Log(line) }
+			run(t, l)
 		})
 	}
 }
@@ -64,14 +75,45 @@ func TestVM_VFIO(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, cfg vm.Config) {
-		cfg.Binary, cfg.Args = tests, []string{"-test.v", "-test.run=^Test(Edu|Cards)"}
+	each(t, func(t *testing.T, l leg) {
+		cfg := l.cfg
+		cfg.Binary, cfg.Args = tests, []string{"-test.v", "-test.run=^Test(Edu|Cards)", "-test.skip=" + l.skip}
 		cfg.Env = []string{"RNIC_VFIO_WAYS=" + cfg.VFIO}
 		cfg.Devices, cfg.BindDevices, cfg.Cards = []string{"edu"}, true, 2
 		cfg.Files = map[string]string{"/bin/rnicctl": rnicctl, "/golden": "../../golden"}
 		cfg.Limit = 15 * time.Minute
 		none(t, pass(t, cfg))
 	})
+}
+
+// hugeMap is a mapping of one 2 MiB page that QEMU tells a card of.
+var hugeMap = regexp.MustCompile(`(?m)^vfio_user_dma_map\s+iova 0x[0-9a-f]+ size 0x200000 `)
+
+// TestVM_HugePages: regions of 2 MiB pages are mapped by entries of 2 MiB.
+func TestVM_HugePages(t *testing.T) {
+	if os.Getenv("RNIC_FULL") != "1" {
+		t.Skip("at full scale only (RNIC_FULL=1)")
+	}
+	tests, err := vm.BuildTest(t.Context(), "./test/vm/guest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range legs[:2] {
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := l.cfg
+			cfg.Binary, cfg.Args = tests, []string{"-test.v", "-test.run=^TestHugePages$"}
+			cfg.Cards, cfg.HugePages, cfg.Trace = 2, 8, filepath.Join(t.TempDir(), "trace")
+			none(t, pass(t, cfg))
+			trace, err := os.ReadFile(cfg.Trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(hugeMap.FindAll(trace, -1)); n != 4 {
+				t.Errorf("%d mappings of 2 MiB, want 4: two regions of two pages each", n)
+			}
+		})
+	}
 }
 
 // none demands that tests ran in a guest and that none was skipped.

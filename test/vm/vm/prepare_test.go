@@ -28,7 +28,7 @@ func again(cache string) { prepared.Delete(filepath.Join(cache, "test")) }
 
 func silent(string) {}
 
-func TestAnInterruptedPreparationLeavesNothingHalf(t *testing.T) {
+func TestPrep_InterruptedLeavesNothingHalf(t *testing.T) {
 	cut := errors.New("cut off")
 	fail := true
 	cache := withPart(t, func(_ context.Context, work, dest string) error {
@@ -62,7 +62,7 @@ func TestAnInterruptedPreparationLeavesNothingHalf(t *testing.T) {
 	}
 }
 
-func TestAPartIsMadeAnewIfItIsNotWhatItWas(t *testing.T) {
+func TestPrep_MadeAnewIfItIsNotWhatItWas(t *testing.T) {
 	builds := 0
 	cache := withPart(t, func(_ context.Context, _, dest string) error {
 		builds++
@@ -106,7 +106,7 @@ func TestAPartIsMadeAnewIfItIsNotWhatItWas(t *testing.T) {
 	}
 }
 
-func TestTwoThatPrepareMakeOnePart(t *testing.T) {
+func TestPrep_TwoMakeOnePart(t *testing.T) {
 	var builds atomic.Int32
 	cache := withPart(t, func(_ context.Context, _, dest string) error {
 		builds.Add(1)
@@ -153,7 +153,7 @@ func (v *verdict) Name() string      { return "TestVM_X/6.12" }
 func (v *verdict) Skip(args ...any)  { v.how, v.text = "skip", fmt.Sprint(args...) }
 func (v *verdict) Fatal(args ...any) { v.how, v.text = "fail", fmt.Sprint(args...) }
 
-func TestWhatCannotBeHadIsSkippedByNameAndReason(t *testing.T) {
+func TestPrep_WhatCannotBeHadIsSkippedByNameAndReason(t *testing.T) {
 	lacks := fmt.Errorf("mirror a: %w: 404", debian.ErrMirrorLacks)
 	gcc := errors.New("gcc is missing")
 	unavailable := func(err error) error { return fmt.Errorf("%w: %w", ErrUnavailable, err) }
