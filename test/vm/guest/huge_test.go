@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"testing"
 
-	"rnic/driver"
+	verbs "rnic/driver"
 )
 
 // TestHugePages: regions of 2 MiB pages, written from card to card. Whether the IOMMU's entries are as large shows on the
@@ -13,10 +13,10 @@ func TestHugePages(t *testing.T) {
 	first, second := pair(t)
 	const size = 4 << 20
 	type end struct {
-		dev *driver.Device
-		cq  *driver.CQ
-		qp  *driver.QP
-		mr  *driver.MR
+		dev *verbs.Device
+		cq  *verbs.CQ
+		qp  *verbs.QP
+		mr  *verbs.MR
 	}
 	must := func(err error) {
 		t.Helper()
@@ -29,7 +29,7 @@ func TestHugePages(t *testing.T) {
 	for i, addr := range []string{first, second} {
 		e := &ends[i]
 		var err error
-		e.dev, err = driver.Open(ctx, addr)
+		e.dev, err = verbs.Open(ctx, addr)
 		must(err)
 		t.Cleanup(func() {
 			if err := e.dev.Close(); err != nil {
@@ -40,9 +40,9 @@ func TestHugePages(t *testing.T) {
 		must(err)
 		e.cq, err = e.dev.CreateCQ(ctx, 16)
 		must(err)
-		e.qp, err = pd.CreateQP(ctx, driver.QPInit{Type: driver.RC, SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1})
+		e.qp, err = pd.CreateQP(ctx, verbs.QPInit{Type: verbs.RC, SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1})
 		must(err)
-		e.mr, err = pd.AllocMR(ctx, size, driver.LocalWrite|driver.RemoteWrite, driver.WithHugePages())
+		e.mr, err = pd.AllocMR(ctx, size, verbs.LocalWrite|verbs.RemoteWrite, verbs.WithHugePages())
 		must(err)
 	}
 	for i := range ends {
@@ -50,8 +50,8 @@ func TestHugePages(t *testing.T) {
 	}
 	from, to := &ends[0], &ends[1]
 	fill(from.mr.Bytes(), 5)
-	must(from.qp.PostSend(&driver.SendWR{Opcode: driver.Write, Flags: driver.Signaled, Remote: to.mr.Remote(), SGEs: []driver.SGE{from.mr.SGE(0, size)}}))
-	var wc [1]driver.WC
+	must(from.qp.PostSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Remote: to.mr.Remote(), SGEs: []verbs.SGE{from.mr.SGE(0, size)}}))
+	var wc [1]verbs.WC
 	_, err := from.cq.Wait(ctx, wc[:])
 	must(err)
 	must(wc[0].Err())
