@@ -17,7 +17,7 @@ import (
 )
 
 // DMA by each way: both directions, rights, bus mastering, and the end.
-func TestDMA(t *testing.T) {
+func TestVFIO_DMA(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		cfg, err := vfio.NewConfig(d)
 		must(t, err)
@@ -63,7 +63,7 @@ func TestDMA(t *testing.T) {
 
 // Rows 7 to 9: the addresses are the kernel's, the interrupts' window is not
 // among them, and a map outside says which would do.
-func TestIOVARanges(t *testing.T) {
+func TestVFIO_IOVARanges(t *testing.T) {
 	m := vfiotest.Machine{Ranges: []vfio.IOVARange{{First: 0, Last: 1<<48 - 1}}}
 	eachWay(t, m, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		want := []vfio.IOVARange{{First: 0, Last: 0xfedfffff}, {First: 0xfef00000, Last: 1<<48 - 1}}
@@ -108,7 +108,7 @@ func TestIOVARanges(t *testing.T) {
 
 // Row 7: a chain that is a cycle, that points outside, or that says more than
 // there is, is an error and no crash.
-func TestHostileIOMMUInfo(t *testing.T) {
+func TestVFIO_HostileIOMMUInfo(t *testing.T) {
 	ne := binary.NativeEndian
 	for what, edit := range map[string]func(b []byte){
 		"cycle":        func(b []byte) { ne.PutUint32(b[24+4:], 24) },
@@ -145,7 +145,7 @@ func TestHostileIOMMUInfo(t *testing.T) {
 }
 
 // Rows 10, 11, 16: what cannot be mapped, before the kernel and by it.
-func TestMapErrors(t *testing.T) {
+func TestVFIO_MapErrors(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		m := memory(t, 0x10000)
 		must(t, d.MapDMA(0x100000, m, 0, 0x2000, vfio.ProtReadWrite))
@@ -205,7 +205,7 @@ func TestMapErrors(t *testing.T) {
 }
 
 // Row 12: an unmap equals a map, and the size that comes back is compared.
-func TestUnmap(t *testing.T) {
+func TestVFIO_Unmap(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		m := memory(t, 0x4000)
 		must(t, d.MapDMA(0x100000, m, 0, 0x4000, vfio.ProtRead))
@@ -233,7 +233,7 @@ func TestUnmap(t *testing.T) {
 }
 
 // Row 13: the limit is read, and its message has limit, count and remedy.
-func TestDMAEntryLimit(t *testing.T) {
+func TestVFIO_DMAEntryLimit(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{DMAEntryLimit: 64})
 	k.Add(vfiotest.Function{Addr: bdf})
 	d := mustOpen(t, k, bdf+"?vfio=type1")
@@ -259,7 +259,7 @@ func TestDMAEntryLimit(t *testing.T) {
 }
 
 // Rows 14 and 15: needed, locked, limit and remedy, in bytes.
-func TestMemlock(t *testing.T) {
+func TestVFIO_Memlock(t *testing.T) {
 	m := vfiotest.Machine{Memlock: 65536, Locked: 8192}
 	eachWay(t, m, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		mem := memory(t, 1<<20)
@@ -278,7 +278,7 @@ func TestMemlock(t *testing.T) {
 }
 
 // Mapping what is contiguous takes one call, whatever its size (rows 10, 13).
-func TestMapsAreWhole(t *testing.T) {
+func TestVFIO_MapsAreWhole(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		s, err := vfio.NewSpace(d, 40)
 		must(t, err)

@@ -33,7 +33,7 @@ func count(t *testing.T, fd int) uint64 {
 
 // Row 24: MSI-X is one set of vectors, with holes; where the kernel can, one is
 // added later.
-func TestMSIX(t *testing.T) {
+func TestVFIO_MSIX(t *testing.T) {
 	for _, noResize := range []bool{true, false} {
 		eachWay(t, vfiotest.Machine{}, vfiotest.Function{MSIX: 8, NoResize: noResize}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 			cfg, err := vfio.NewConfig(d)
@@ -94,7 +94,7 @@ func TestMSIX(t *testing.T) {
 }
 
 // Row 25: fewer vectors than were asked for is a number to go on with.
-func TestVectorBudget(t *testing.T) {
+func TestVFIO_VectorBudget(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{MSIX: 64, Vectors: 3}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		fds := make([]int, 9)
 		for i := range fds {
@@ -111,7 +111,7 @@ func TestVectorBudget(t *testing.T) {
 }
 
 // Rows 26 and 27: INTx, MSI and MSI-X exclude each other; INTx masks itself.
-func TestINTx(t *testing.T) {
+func TestVFIO_INTx(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{MSI: 2}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		q, err := d.IRQ(vfio.IRQINTx)
 		must(t, err)
@@ -140,7 +140,7 @@ func TestINTx(t *testing.T) {
 }
 
 // Row 28: ERR and REQ are connected at open, where the function has them.
-func TestEventsAreConnected(t *testing.T) {
+func TestVFIO_EventsAreConnected(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	f := k.Add(vfiotest.Function{Addr: bdf, NotExpress: true})
 	d := mustOpen(t, k, bdf)

@@ -26,7 +26,7 @@ func mapped(t *testing.T) int {
 
 // Rows 28 and 29: wanted back, the program stops and closes. No file of sysfs is
 // looked at, BARs are unmapped before the descriptor goes, nothing is left.
-func TestRequest(t *testing.T) {
+func TestVFIO_Request(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		b, err := vfio.NewBAR(d, 0)
 		must(t, err)
@@ -67,7 +67,7 @@ func TestRequest(t *testing.T) {
 }
 
 // Row 28: a fatal error of the bus that the function survives is an event.
-func TestErrorInterrupt(t *testing.T) {
+func TestVFIO_ErrorInterrupt(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		f.Raise(vfio.IRQERR, 0)
 		if e := nextEvent(t, d); e != vfio.EventError {
@@ -82,8 +82,11 @@ func TestErrorInterrupt(t *testing.T) {
 // Row 30: a function that leaves its slot is gone for everyone: the BARs are
 // ones, all calls end, and its descriptors are closed without Close, so that the
 // unbinder does not wait for the program.
-func TestUnplug(t *testing.T) {
+func TestVFIO_Unplug(t *testing.T) {
 	for _, how := range []string{"request", "error", "access"} {
+		if t.Failed() {
+			return
+		}
 		eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 			b, err := vfio.NewBAR(d, 0)
 			must(t, err)
@@ -138,7 +141,7 @@ func TestUnplug(t *testing.T) {
 
 // Row 30: EIO of a function that answers is no end: its memory space is off.
 // Its mapping then faults with SIGBUS, which is an error at the access.
-func TestMemorySpaceOff(t *testing.T) {
+func TestVFIO_MemorySpaceOff(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf})
 	d := mustOpen(t, k, bdf)
@@ -168,7 +171,7 @@ func TestMemorySpaceOff(t *testing.T) {
 
 // Row 31: reset needs the kernel's flag, leaves mappings alone, and is bounded
 // by its context although the kernel is not.
-func TestReset(t *testing.T) {
+func TestVFIO_Reset(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		m := memory(t, 4096)
 		must(t, d.MapDMA(0x100000, m, 0, 4096, vfio.ProtReadWrite))
@@ -198,7 +201,7 @@ func TestReset(t *testing.T) {
 }
 
 // A call that stays in the kernel keeps its descriptors open, and not Close.
-func TestCloseIsBounded(t *testing.T) {
+func TestVFIO_CloseIsBounded(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	f := k.Add(vfiotest.Function{Addr: bdf})
 	d, err := vfiopci.Open(t.Context(), bdf, vfiopci.WithSystem(k), vfiopci.WithTimeout(time.Second))
@@ -227,7 +230,7 @@ func TestCloseIsBounded(t *testing.T) {
 
 // Calls on all sides while the device closes or goes: every one ends, with
 // success or a typed error.
-func TestConcurrentEnd(t *testing.T) {
+func TestVFIO_ConcurrentEnd(t *testing.T) {
 	for _, unplug := range []bool{false, true} {
 		eachWay(t, vfiotest.Machine{}, vfiotest.Function{MSIX: 8}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 			var wg sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 	"rnic/vfio/vfiotest"
 )
 
-func TestAddress(t *testing.T) {
+func TestVFIO_Address(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf})
 	for addr, backend := range map[string]string{
@@ -41,7 +41,7 @@ func TestAddress(t *testing.T) {
 }
 
 // Row 3, row 5: the order that the kernel demands, and the way back.
-func TestOrder(t *testing.T) {
+func TestVFIO_Order(t *testing.T) {
 	for _, w := range ways {
 		k := vfiotest.New(t, vfiotest.Machine{})
 		k.Add(vfiotest.Function{Addr: bdf, Group: 7})
@@ -70,7 +70,7 @@ func TestOrder(t *testing.T) {
 }
 
 // What the machine has decides, and what this user may not open leads on.
-func TestChoice(t *testing.T) {
+func TestVFIO_Choice(t *testing.T) {
 	for _, c := range []struct {
 		m    vfiotest.Machine
 		fail string
@@ -122,7 +122,7 @@ func TestChoice(t *testing.T) {
 	wants(t, err, vfio.ErrNotSupported, "version 1, want 0")
 }
 
-func TestBound(t *testing.T) {
+func TestVFIO_Bound(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf, Driver: "e1000e"})
 	k.Add(vfiotest.Function{Addr: "0000:04:00.0", Driver: "none"})
@@ -135,7 +135,7 @@ func TestBound(t *testing.T) {
 }
 
 // Row 38, and a machine without an IOMMU.
-func TestNoIOMMUIsRefused(t *testing.T) {
+func TestVFIO_NoIOMMUIsRefused(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf, NoIOMMU: true})
 	_, err := open(t, k, bdf)
@@ -156,7 +156,7 @@ func TestNoIOMMUIsRefused(t *testing.T) {
 }
 
 // Rows 1 and 2: the offender is named, a bridge is none.
-func TestGroupNotViable(t *testing.T) {
+func TestVFIO_GroupNotViable(t *testing.T) {
 	for _, w := range ways {
 		k := vfiotest.New(t, vfiotest.Machine{})
 		k.Add(vfiotest.Function{Addr: bdf, Group: 7})
@@ -178,7 +178,7 @@ func TestGroupNotViable(t *testing.T) {
 
 // The kernel takes the group for not viable between status and container, and
 // sysfs shows nothing.
-func TestGroupNotViableWithoutOffender(t *testing.T) {
+func TestVFIO_GroupNotViableWithoutOffender(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf, Group: 7})
 	k.Fail("VFIO_GROUP_SET_CONTAINER", unix.EBUSY)
@@ -187,7 +187,7 @@ func TestGroupNotViableWithoutOffender(t *testing.T) {
 }
 
 // Row 32: the holder is named, found in /proc.
-func TestBusyNamesTheHolder(t *testing.T) {
+func TestVFIO_BusyNamesTheHolder(t *testing.T) {
 	for _, first := range ways {
 		for _, second := range ways {
 			k := vfiotest.New(t, vfiotest.Machine{})
@@ -216,7 +216,7 @@ func TestBusyNamesTheHolder(t *testing.T) {
 }
 
 // A second function of an open group is busy, and says that we hold it.
-func TestOneFunctionOfAGroup(t *testing.T) {
+func TestVFIO_OneFunctionOfAGroup(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf, Group: 7})
 	k.Add(vfiotest.Function{Addr: "0000:03:00.1", Group: 7})
@@ -230,7 +230,7 @@ func TestOneFunctionOfAGroup(t *testing.T) {
 }
 
 // Row 2: without interrupt remapping a function could raise any interrupt.
-func TestNoInterruptRemapping(t *testing.T) {
+func TestVFIO_NoInterruptRemapping(t *testing.T) {
 	for w, module := range map[string]string{"type1": "vfio_iommu_type1", "iommufd": "iommufd", "compat": "iommufd"} {
 		k := vfiotest.New(t, vfiotest.Machine{NoRemap: true})
 		k.Add(vfiotest.Function{Addr: bdf})
@@ -240,7 +240,7 @@ func TestNoInterruptRemapping(t *testing.T) {
 }
 
 // Row 37: a token is passed where one is given, and its want is said.
-func TestVFToken(t *testing.T) {
+func TestVFIO_VFToken(t *testing.T) {
 	const uuid = "2ab74924-c335-45f4-9b16-8569e5b08258"
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: "0000:03:10.0", PhysFn: bdf, VFToken: uuid})
@@ -254,13 +254,14 @@ func TestVFToken(t *testing.T) {
 	setup(t, err, vfio.CheckVFToken, vfio.ErrPermission, "VF token required")
 	_, err = open(t, k, "0000:03:10.1?vf_token="+uuid)
 	setup(t, err, vfio.CheckVFToken, vfio.ErrPermission, "SR-IOV is not involved", "without vf_token")
+	must(t, mustOpen(t, k, "0000:03:10.1?vfio=type1").Close())
 	if d := mustOpen(t, k, "0000:03:10.0?vf_token="+strings.ToUpper(uuid)); d.Info().Backend != "type1v2" {
 		t.Errorf("with a token: %+v", d.Info())
 	}
 }
 
 // Row 6: iommufd's errnos are told apart.
-func TestIOMMUFDErrnos(t *testing.T) {
+func TestVFIO_IOMMUFDErrnos(t *testing.T) {
 	for _, c := range []struct {
 		errno unix.Errno
 		says  string
@@ -280,7 +281,7 @@ func TestIOMMUFDErrnos(t *testing.T) {
 
 // Every call of an opening fails once: the error is typed, and no descriptor
 // stays open (the kernel checks that at the test's end).
-func TestEachStepFails(t *testing.T) {
+func TestVFIO_EachStepFails(t *testing.T) {
 	for _, w := range ways {
 		k := vfiotest.New(t, vfiotest.Machine{})
 		k.Add(vfiotest.Function{Addr: bdf})
@@ -316,7 +317,7 @@ func TestEachStepFails(t *testing.T) {
 
 // The kernel takes longer than the caller waits: the caller gets its error, and
 // the function is given back when it comes.
-func TestOpenIsBounded(t *testing.T) {
+func TestVFIO_OpenIsBounded(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf})
 	stuck, entered := make(chan struct{}), make(chan struct{})
@@ -337,7 +338,7 @@ func TestOpenIsBounded(t *testing.T) {
 }
 
 // A device that is being reset or unbound gives EAGAIN for a moment.
-func TestAgain(t *testing.T) {
+func TestVFIO_Again(t *testing.T) {
 	k := vfiotest.New(t, vfiotest.Machine{})
 	k.Add(vfiotest.Function{Addr: bdf})
 	k.Do(vfiotest.Script{Call: "VFIO_GROUP_GET_DEVICE_FD", Times: 3, Err: unix.EAGAIN})

@@ -26,7 +26,7 @@ func areas(v ...uint64) (list []vfio.Area) {
 }
 
 // Row 19: what of a BAR is mapped, with the MSI-X table anywhere.
-func TestBARAreas(t *testing.T) {
+func TestVFIO_BARAreas(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		bar    vfiotest.BAR
@@ -69,7 +69,7 @@ func TestBARAreas(t *testing.T) {
 
 // Registers by the mapping and by read and write are the same; a region
 // without a mapping works all the same (row 20).
-func TestRegisters(t *testing.T) {
+func TestVFIO_Registers(t *testing.T) {
 	for _, bar := range []vfiotest.BAR{{Size: 4 * page}, {Size: 256, NoMmap: true}} {
 		eachWay(t, vfiotest.Machine{}, vfiotest.Function{BARs: [6]vfiotest.BAR{bar}, MSIXBAR: 5}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 			b, err := vfio.NewBAR(d, 0)
@@ -97,7 +97,7 @@ func TestRegisters(t *testing.T) {
 
 // Row 20: short transfers go on, and end when nothing moves; a function
 // without VGA is normal.
-func TestTransfers(t *testing.T) {
+func TestVFIO_Transfers(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		must(t, d.WriteRegion(0, 0x10, []byte("12345678")))
 		p := make([]byte, 8)
@@ -126,7 +126,7 @@ func TestTransfers(t *testing.T) {
 }
 
 // A region's description is trusted in nothing.
-func TestHostileRegionInfo(t *testing.T) {
+func TestVFIO_HostileRegionInfo(t *testing.T) {
 	ne := binary.NativeEndian
 	for what, edit := range map[string]func(b []byte){
 		"another region": func(b []byte) { ne.PutUint32(b[8:], 1) },
@@ -160,7 +160,7 @@ func TestHostileRegionInfo(t *testing.T) {
 
 // Row 18: off at open, whatever it was; on by the driver; off at Close.
 // Other bits stay.
-func TestBusMaster(t *testing.T) {
+func TestVFIO_BusMaster(t *testing.T) {
 	eachWay(t, vfiotest.Machine{}, vfiotest.Function{Command: 0x0544}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
 		command := func() uint16 { return binary.LittleEndian.Uint16(f.Config(vfio.ConfigCommand, 2)) }
 		if v := command(); v != 0x0542 {

@@ -13,7 +13,7 @@ import (
 )
 
 // Each row of the table in docs/vfio.md has a test that exists, or a sentence.
-func TestRowsAreHeld(t *testing.T) {
+func TestVFIO_RowsAreHeld(t *testing.T) {
 	text, err := os.ReadFile("../../docs/vfio.md")
 	must(t, err)
 	row := regexp.MustCompile(`(?m)^\| (\d+) \| ([^|]+) \| (.+) \|$`)

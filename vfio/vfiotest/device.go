@@ -75,7 +75,7 @@ func (g *group) ioctl(k *Kernel, req uint, arg unsafe.Pointer) (int, error) {
 			}
 			token := strings.TrimPrefix(option, "vf_token=")
 			switch {
-			case f.VFToken == "" && token != "":
+			case f.VFToken == "" && option != "":
 				return -1, unix.EINVAL
 			case f.VFToken != token:
 				return -1, unix.EACCES
