@@ -4,15 +4,20 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"rnic/driver"
+	"rnic/driver/drivertest"
 	"rnic/hw"
+	"rnic/hw/mmio"
 	"rnic/hw/softcard"
 	"rnic/vfio"
+	"rnic/vfio/memtest"
 	"rnic/vfio/vfiouser"
 )
 
@@ -107,12 +112,8 @@ func (s *sleeper) lost(asleep bool) bool {
 	}
 }
 
-// TestSleep_EachInterleaving: a doorbell of the driver's own falls before the card's flag,
-// between its flag and its last look, and behind that look; in none does the card sleep and nobody kicks it.
-// (The driver's two steps, store and look at the flag, stay together here. Where the card's come between
-// them, each side sees the other, as in the second order.)
-func TestSleep_EachInterleaving(t *testing.T) {
-	s, a := newSleeper(t)
+// doorbells are the driver's doorbells that wake a card, each by its verb.
+func doorbells(t *testing.T, a *side) map[string]func() error {
 	ctx := testCtx(t)
 	live := a.qp // RTS: it speaks to itself, by a port that is on no wire
 	if err := live.Connect(ctx, live.Endpoint()); err != nil {
@@ -126,14 +127,35 @@ func TestSleep_EachInterleaving(t *testing.T) {
 		t.Fatal(err)
 	}
 	wr := driver.SendWR{Opcode: driver.Write, Flags: driver.Signaled}
-	doorbells := map[string]func() error{
+	return map[string]func() error{
 		"send queue":            func() error { return live.PostSend(&wr) },
 		"send queue, batch":     func() error { _, err := live.PostSendBatch([]driver.SendWR{wr, wr}); return err },
 		"send queue, in ERR":    func() error { return dead.PostSend(&wr) },
 		"receive queue, in ERR": func() error { return dead.PostRecv(&driver.RecvWR{}) },
+		"receives, batch":       func() error { _, err := dead.PostRecvBatch(make([]driver.RecvWR, 2)); return err },
 		"arm":                   func() error { return a.cq.Arm(false) },
 		"arm, solicited":        func() error { return a.cq.Arm(true) },
 	}
+}
+
+// awake wants the card to find what the doorbell brought, once it is awake.
+func (s *sleeper) awake(t *testing.T, a *side, name string) {
+	t.Helper()
+	s.Awaken()
+	if !s.step() {
+		t.Errorf("%s: awake, the card finds nothing", name)
+	}
+	s.stepping.Unlock()
+	if _, err := a.cq.Poll(make([]driver.WC, 100)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSleep_EachInterleaving: a doorbell of the driver's own, its store and its look at the flag together,
+// falls before the card's flag, between its flag and its last look, and behind that look; in none does the
+// card sleep and nobody kicks it.
+func TestSleep_EachInterleaving(t *testing.T) {
+	s, a := newSleeper(t)
 	orders := map[string]func(ring func()) bool{
 		"before the flag":       func(ring func()) bool { ring(); return s.FallAsleep(nil) },
 		"between flag and look": s.FallAsleep,
@@ -146,8 +168,9 @@ func TestSleep_EachInterleaving(t *testing.T) {
 			return asleep
 		},
 	}
-	for name, ring := range doorbells {
+	for bell, ring := range doorbells(t, a) {
 		for order, fall := range orders {
+			name := bell + " " + order
 			s.take()
 			asleep := fall(func() {
 				if err := ring(); err != nil {
@@ -155,19 +178,12 @@ func TestSleep_EachInterleaving(t *testing.T) {
 				}
 			})
 			if asleep != strings.HasPrefix(order, "behind") {
-				t.Errorf("%s %s: asleep %v", name, order, asleep)
+				t.Errorf("%s: asleep %v", name, asleep)
 			}
 			if s.lost(asleep) {
-				t.Errorf("%s %s: the card sleeps and is not kicked", name, order)
+				t.Errorf("%s: the card sleeps and is not kicked", name)
 			}
-			s.Awaken()
-			if !s.step() {
-				t.Errorf("%s %s: awake, the card finds nothing", name, order)
-			}
-			s.stepping.Unlock()
-			if _, err := a.cq.Poll(make([]driver.WC, 100)); err != nil {
-				t.Fatal(err)
-			}
+			s.awake(t, a, name)
 		}
 	}
 	s.take()
@@ -176,6 +192,73 @@ func TestSleep_EachInterleaving(t *testing.T) {
 	}
 	s.Awaken()
 	s.stepping.Unlock()
+}
+
+// TestSleep_SplitDoorbell: the other interleavings, where steps of the card fall between the driver's store and
+// its look at the flag. The driver is stopped in the load itself, by a page fault; what it then finds
+// is what stands in the card's flag.
+func TestSleep_SplitDoorbell(t *testing.T) {
+	if runtime.GOMAXPROCS(0) < 2 { // who is stopped holds one
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection would wait for who is stopped
+	stop := memtest.NewStop(t)
+	s, a := newSleeper(t)
+	bells := doorbells(t, a)
+	faults, err := drivertest.On(a.d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := faults.HoldInterrupts() // who takes events looks at the flag as well
+	if err != nil {
+		t.Fatal(err)
+	}
+	flag := a.d.LookAt(stop.Word())
+	defer func() {
+		a.d.LookAt(flag)
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	// Steps of the driver: begin stores the doorbell and stands before the load; end loads.
+	type steps struct{ begin, end func() }
+	orders := map[string]func(drv steps) bool{
+		"store, flag, load, look": func(drv steps) bool { drv.begin(); return s.FallAsleep(drv.end) },
+		"store, flag, look, load": func(drv steps) bool { drv.begin(); asleep := s.FallAsleep(nil); drv.end(); return asleep },
+		"flag, store, look, load": func(drv steps) bool { asleep := s.FallAsleep(drv.begin); drv.end(); return asleep },
+		"flag, store, load, look": func(drv steps) bool { return s.FallAsleep(func() { drv.begin(); drv.end() }) },
+		"flag, look, store, load": func(drv steps) bool { asleep := s.FallAsleep(nil); drv.begin(); drv.end(); return asleep },
+		"store, load, flag, look": func(drv steps) bool { drv.begin(); drv.end(); return s.FallAsleep(nil) },
+	}
+	for bell, ring := range bells {
+		for order, fall := range orders {
+			name := bell + ": " + order
+			s.take()
+			stop.Shut()
+			done := make(chan error, 1)
+			asleep := fall(steps{
+				begin: func() {
+					go func() { done <- ring() }()
+					if !stop.Wait(5 * time.Second) {
+						t.Fatalf("%s: the driver does not look at the flag", name)
+					}
+				},
+				end: func() {
+					stop.Go(mmio.Load32(flag))
+					if err := <-done; err != nil {
+						t.Fatal(err)
+					}
+				},
+			})
+			if asleep != (order == "flag, look, store, load") { // else the doorbell is there before the look
+				t.Errorf("%s: asleep %v", name, asleep)
+			}
+			if s.lost(asleep) {
+				t.Errorf("%s: the card sleeps and is not kicked", name)
+			}
+			s.awake(t, a, name)
+		}
+	}
 }
 
 // TestSleep_Messages: single messages with pauses between them, short enough that card and
