@@ -45,7 +45,7 @@ func TestStoreLoadForbidsBothOld(t *testing.T) {
 }
 
 // Doorbell has that barrier in it.
-func TestDoorbellForbidsBothOld(t *testing.T) {
+func TestP02_DoorbellForbidsBothOld(t *testing.T) {
 	storeBuffering(t, func(own, other *uint32, v uint32) uint32 { return Doorbell(own, v, other) })
 }
 

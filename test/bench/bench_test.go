@@ -12,9 +12,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// TestTwinWritesTheSame: the WQEs of the twin are those of the driver and of the bare queue, byte for
+// TestP01_TwinWritesTheSame: the WQEs of the twin are those of the driver and of the bare queue, byte for
 // byte. (That its completions are the same, each run sees by their WR IDs.)
-func TestTwinWritesTheSame(t *testing.T) {
+func TestP01_TwinWritesTheSame(t *testing.T) {
 	b := &bench{quick: true, log: t.Output()}
 	defer func() {
 		if b.twin != nil {
@@ -61,9 +61,9 @@ func TestTwinWritesTheSame(t *testing.T) {
 	}
 }
 
-// TestQuick runs all of it, a few rounds each: every row is there, as the schema has it, and nothing on
+// TestP03_Quick runs all of it, a few rounds each: every row is there, as the schema has it, and nothing on
 // the data path allocates. How long anything took is not looked at.
-func TestQuick(t *testing.T) {
+func TestP03_Quick(t *testing.T) {
 	var out bytes.Buffer
 	if code := run(t.Context(), []string{"-quick", "-json"}, &out, t.Output()); code != 0 {
 		t.Fatalf("exit code %d\n%s", code, out.Bytes())

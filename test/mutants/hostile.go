@@ -45,7 +45,7 @@ var hostileMutants = []mutant{
 	return
 	ctx, _ := aioContext()
 `},
-	{rule: "H03", what: "completions fill the context that signals", file: eventfdGo, pkg: vfiouserPkg, test: "TestSignal",
+	{rule: "H03", what: "completions fill the context that signals", file: eventfdGo, pkg: vfiouserPkg, test: "TestH03_Signal",
 		old: "ctx, 0, aioSlots,", new: "ctx, 0, 0,"},
 	{rule: "H02", what: "the client maps more than it can spare", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",
 		old: "		if a.Size > left {\n", new: "		if a.Size > left && false {\n"},

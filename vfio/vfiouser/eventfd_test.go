@@ -28,9 +28,9 @@ func connect(t testing.TB, r *raw) int {
 	return fd
 }
 
-// TestSignal: each signal counts, by as many workers as there are, and a counter that is full
+// TestH03_Signal: each signal counts, by as many workers as there are, and a counter that is full
 // takes no more.
-func TestSignal(t *testing.T) {
+func TestH03_Signal(t *testing.T) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
