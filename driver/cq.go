@@ -123,7 +123,7 @@ func (d *Device) createCQ(ctx context.Context, n uint32, entries int) (*CQ, erro
 	}
 	if err := d.add(c, func() {
 		d.cqs[n] = c
-		d.cqByN[n].Store(c)
+		d.cqByN.set(n, c)
 	}); err != nil {
 		return c, err
 	}
@@ -426,7 +426,7 @@ func (c *CQ) Close() error {
 	c.closeFD()
 	d.remove(c, func() {
 		delete(d.cqs, c.n)
-		d.cqByN[c.n].Store(nil)
+		d.cqByN.set(c.n, nil)
 	})
 	if err == nil { // else the card may hold on to them
 		d.arena.Free(c.ring)

@@ -60,8 +60,8 @@ type Device struct {
 	mrs    map[uint32]*MR // by key index
 	cqs    map[uint32]*CQ
 	qps    map[uint32]*QP
-	order  []child              // all of them, in order of creation
-	cqByN  []atomic.Pointer[CQ] // the cqs again, for the events
+	order  []child // all of them, in order of creation
+	cqByN  cqTable // the cqs again, for the events
 
 	gone    chan struct{} // closed by die
 	stop    chan struct{} // closed by Close
@@ -259,7 +259,7 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 	d.rates = newNumbers(1, uint32(d.attr.RateLimits)+1, 1)
 	d.initRecorders()
 	d.shadow.limit = uint32(d.attr.MaxMR) + 1
-	d.cqByN = make([]atomic.Pointer[CQ], d.attr.MaxCQ)
+	d.cqByN = newCQTable(d.attr.MaxCQ)
 
 	// DMA and interrupts begin with this bit; it is the first thing to go.
 	if err := d.cfg.SetBusMaster(true); err != nil {
@@ -454,24 +454,6 @@ func (d *Device) children() (cqs []*CQ, qps []*QP) {
 		qps = append(qps, q)
 	}
 	return cqs, qps
-}
-
-// cq is the completion queue with that number, or nil.
-func (d *Device) cq(n uint32) *CQ {
-	if n >= uint32(len(d.cqByN)) {
-		return nil
-	}
-	return d.cqByN[n].Load()
-}
-
-// cqsOn are the completion queues that report to a vector.
-func (d *Device) cqsOn(vector int) (on []*CQ) {
-	for i := range d.cqByN {
-		if c := d.cqByN[i].Load(); c != nil && c.vector.n == vector {
-			on = append(on, c)
-		}
-	}
-	return on
 }
 
 // alloc takes memory for rings and mailboxes.

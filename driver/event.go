@@ -257,19 +257,19 @@ func (v *vector) drain() {
 		took = true
 		switch e.Type {
 		case hw.EventTypeCompletion:
-			if c := v.d.cq(e.Object); c != nil {
+			if c := v.d.cqByN.get(e.Object); c != nil {
 				c.notify()
 			}
 			continue
 		case hw.EventTypeEQOverflow:
 			// Completion events may be among those lost: everyone looks.
 			v.lost += uint64(e.Info)
-			cqs := v.d.cqsOn(v.n)
+			cqs := v.d.cqByN.on(v.n)
 			for _, c := range cqs {
 				c.notify()
 			}
 		case hw.EventTypeCQError:
-			if c := v.d.cq(e.Object); c != nil {
+			if c := v.d.cqByN.get(e.Object); c != nil {
 				c.overrun()
 			}
 		case hw.EventTypePortActive, hw.EventTypePortErr, hw.EventTypeGIDChange:

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"sync/atomic"
 	"testing"
 
 	"go.uber.org/zap"
@@ -39,8 +38,8 @@ func FuzzEvents(f *testing.F) {
 		v := &vector{d: d, eq: eq}
 		d.cqs = map[uint32]*CQ{3: cq}
 		d.vectors = []*vector{v}
-		d.cqByN = make([]atomic.Pointer[CQ], 4)
-		d.cqByN[3].Store(cq)
+		d.cqByN = newCQTable(4)
+		d.cqByN.set(3, cq)
 		cq.vector = v
 		wrote, async := uint32(0), 0
 		for ; len(in) >= hw.EQESize && wrote < 64; in = in[hw.EQESize:] {

@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"rnic/driver"
@@ -39,5 +40,34 @@ func TestH03_CardThatStatesNonsense(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// TestH03_CardThatStatesMuch: as much as a driver believes costs no memory before it is used.
+func TestH03_CardThatStatesMuch(t *testing.T) {
+	bytes := func(regs map[uint64]uint32) uint64 {
+		h := newHarness(t, softcard.Config{})
+		for off, v := range regs {
+			h.set(off, v)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		d, err := driver.Open(t.Context(), h.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	plain := bytes(nil)
+	much := bytes(map[uint64]uint32{
+		hw.RegIdentMaxQPs: 1 << 24, hw.RegIdentMaxCQs: 1 << 24, hw.RegIdentMaxEQs: 1 << 24, hw.RegIdentMaxSRQs: 1<<32 - 1,
+		hw.RegIdentKeyIndexBits: 24, hw.RegIdentRateLimits: 1<<32 - 1, hw.RegIdentMSIXVectors: 2048,
+	})
+	if much > plain+1<<20 {
+		t.Errorf("%d bytes are allocated to open it, %d for a plain card", much, plain)
 	}
 }
