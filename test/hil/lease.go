@@ -88,13 +88,22 @@ func (l *leases) locked(f func() error) error {
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		switch {
 		case err == nil:
+			if err := errors.Join(lock.Truncate(0), writeAt(lock, l.self.String())); err != nil {
+				return fmt.Errorf("lock %s: %w", lock.Name(), err)
+			}
 			return f()
 		case !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR):
 			return fmt.Errorf("lock %s: %w", lock.Name(), err)
 		case time.Since(began) > lockWait:
-			return fmt.Errorf("lock %s: somebody has it for %v; no runner takes that long: `fuser` or `lsof` names the process", lock.Name(), lockWait)
+			by, _ := os.ReadFile(lock.Name())
+			return &cannot{exitHeld, fmt.Errorf("lock %s: %s has it for %v, and no runner that runs takes that long: end that process", lock.Name(), by, lockWait)}
 		}
 	}
+}
+
+func writeAt(f *os.File, text string) error {
+	_, err := f.WriteAt([]byte(text), 0)
+	return err
 }
 
 // look reads the lease of a card; nil where there is none. A file that is no lease, as a full disk

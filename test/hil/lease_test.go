@@ -232,6 +232,24 @@ func TestHIL_LeaseThatCannotBeRenewed(t *testing.T) {
 	})
 }
 
+// TestHIL_LeaseFolderLocked: a runner that was stopped while it changed a lease is named, and not waited for.
+func TestHIL_LeaseFolderLocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		at := newMachine(t)
+		began := time.Now()
+		err := at.process(7).locked(func() error {
+			_, _, err := at.process(2).take(t.Context(), "left", testAddr, time.Hour, nobodyWaits(t))
+			return err
+		})
+		if codeOf(err) != exitHeld || !strings.Contains(err.Error(), "mona on lab, pid 7 has it") {
+			t.Errorf("%v", err)
+		}
+		if waited := time.Since(began); waited < lockWait || waited > lockWait+time.Second {
+			t.Errorf("waited %v", waited)
+		}
+	})
+}
+
 // TestHIL_LeaseOneWins: of many that find an expired lease at the same moment, one has it.
 func TestHIL_LeaseOneWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

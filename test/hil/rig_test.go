@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,27 +42,72 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// lab is a folder with two soft cards of another process, and an inventory of them.
+// lab is a folder with an inventory of two cards on one wire: soft cards of another process, and in a virtual machine
+// (test/vm/legs) PCI functions of its kernel's VFIO.
 type lab struct {
-	t         *testing.T
-	dir, bin  string
-	inventory string
-	sim       *exec.Cmd
+	t           *testing.T
+	dir, bin    string
+	golden      string
+	inventory   string
+	left, right string // addresses
+	sim         *exec.Cmd
 }
 
-// newLab starts the cards. more goes into the card named left.
+// guestCards are the cards' addresses in a virtual machine, nil outside.
+func guestCards() []string {
+	if os.Getenv("RNIC_VM") == "" {
+		return nil
+	}
+	return strings.Split(os.Getenv("RNIC_VM_CARDS"), ",")
+}
+
+// newLab has the cards ready. more goes into the card named left.
 func newLab(t *testing.T, more string) *lab {
 	t.Helper()
-	bin, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &lab{t: t, bin: bin}
+	l := &lab{t: t}
+	var err error
 	if l.dir, err = os.MkdirTemp("", "hil"); err != nil { // short: it is in sockets' paths
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(l.dir) })
 	t.Setenv("XDG_RUNTIME_DIR", l.dir)
+	restore := ""
+	if at := guestCards(); at != nil {
+		l.left, l.right, l.bin, l.golden = at[0], at[1], "/bin", "/golden"
+		restore = "restore: none" // init leaves them without a driver
+		t.Cleanup(func() { os.RemoveAll(filepath.Join(host.Run, "quarantine")) })
+	} else {
+		l.soft()
+	}
+	l.write(fmt.Sprintf(`
+state: %s/state
+lease_time: 6s
+cards:
+  left:
+    address: %s
+    peer: right
+    identity: {bitstream: none, engine: go, contract: "1.0"}
+    %s
+    %s
+  right:
+    address: %s
+    peer: left
+    identity: {bitstream: none, engine: go, contract: "1.0"}
+    %s
+`, l.dir, l.left, restore, more, l.right, restore))
+	return l
+}
+
+// soft starts two soft cards.
+func (l *lab) soft() {
+	t := l.t
+	t.Helper()
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.bin, l.golden = bin, "../golden/a_walk"
+	l.left, l.right = "vfio-user:"+l.dir+"/a.sock", "vfio-user:"+l.dir+"/b.sock"
 	l.sim = exec.Command(filepath.Join(bin, "rnicsim"), "--json", "--card", "a="+l.dir+"/a.sock", "--card", "b="+l.dir+"/b.sock")
 	l.sim.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := l.sim.StdoutPipe()
@@ -75,21 +121,6 @@ func newLab(t *testing.T, more string) *lab {
 	if _, err := out.Read(make([]byte, 4096)); err != nil { // it says that it is ready
 		t.Fatal(err)
 	}
-	l.write(fmt.Sprintf(`
-state: %[1]s/state
-lease_time: 3s
-cards:
-  left:
-    address: vfio-user:%[1]s/a.sock
-    peer: right
-    identity: {bitstream: none, engine: go, contract: "1.0"}
-    %[2]s
-  right:
-    address: vfio-user:%[1]s/b.sock
-    peer: left
-    identity: {bitstream: none, engine: go, contract: "1.0"}
-`, l.dir, more))
-	return l
 }
 
 func (l *lab) write(inventory string) {
@@ -104,7 +135,10 @@ func (l *lab) hil(args ...string) *runnerProcess {
 	l.t.Helper()
 	args = append([]string{args[0], "--inventory", l.inventory}, args[1:]...)
 	if args[0] == "run" {
-		args = append(args, "--rnicctl", filepath.Join(l.bin, "rnicctl"), "--golden", "../golden/a_walk")
+		if !slices.Contains(args, "--artefacts") {
+			args = append(args, "--artefacts", filepath.Join(l.dir, "unread"))
+		}
+		args = append(args, "--rnicctl", filepath.Join(l.bin, "rnicctl"), "--golden", l.golden)
 	}
 	p := &runnerProcess{t: l.t, Cmd: exec.Command(os.Args[0], args...)}
 	p.Env = append(os.Environ(), "HIL_TEST_AS=hil")
@@ -115,6 +149,43 @@ func (l *lab) hil(args ...string) *runnerProcess {
 	}
 	l.t.Cleanup(func() { _ = p.Process.Kill(); _ = p.Wait() })
 	return p
+}
+
+// rnicctl runs a command to its end, well.
+func (l *lab) rnicctl(args ...string) {
+	l.t.Helper()
+	if out, err := exec.Command(filepath.Join(l.bin, "rnicctl"), args...).CombinedOutput(); err != nil {
+		l.t.Fatalf("rnicctl %q: %v\n%s", args, err, out)
+	}
+}
+
+// stop stops a runner that does not have the lock of the leases' folder just then.
+func (l *lab) stop(p *runnerProcess) {
+	l.t.Helper()
+	lock, err := os.Open(filepath.Join(l.dir, "state/leases/lock"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer lock.Close()
+	for {
+		if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+			l.t.Fatal(err)
+		}
+		for state := ""; !strings.Contains(state, ") T "); { // it is stopped when proc(5) says so
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			state = string(stat)
+		}
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			return
+		}
+		if err := p.Process.Signal(syscall.SIGCONT); err != nil {
+			l.t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // runnerProcess is a runner and what it says.

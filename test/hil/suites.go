@@ -182,6 +182,9 @@ func (v *verified) difference() string {
 
 func (s *session) verify(ctx context.Context, count int, more ...string) (*answer, *verified) {
 	args := append([]string{"verify", "-d", s.card.Address, "--seed", strconv.FormatUint(s.seed, 10), "--count", strconv.Itoa(count)}, more...)
+	if p := s.card.peerAddress(); p != "" {
+		args = append(args, "--peer", p)
+	}
 	a := s.run(ctx, s.card.Timeouts.Suite, args...)
 	v := &verified{}
 	if !a.object("rnic.verify.v1", v) {

@@ -39,7 +39,10 @@ var legs = []leg{
 
 // each runs a suite on every leg, side by side. A payload that fails is a failure; a guest that cannot be had is a leg
 // skipped, but in CI.
-func each(t *testing.T, run func(*testing.T, leg)) {
+func each(t *testing.T, run func(*testing.T, leg)) { on(t, legs, run) }
+
+// on is each on some of the legs.
+func on(t *testing.T, legs []leg, run func(*testing.T, leg)) {
 	for _, l := range legs {
 		if l.full && os.Getenv("RNIC_FULL") != "1" {
 			continue
