@@ -32,9 +32,9 @@ var legs = []leg{
 	// Without interrupt remapping VFIO wants to be told that its interrupts are trusted.
 	{name: "6.12/type1/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Type1, IOMMU: vm.Virtio, ModuleArgs: trusted}},
 	{name: "6.12/iommufd/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.IOMMUFD, IOMMU: vm.Virtio, ModuleArgs: trusted}},
-	// QEMU's amd-iommu does not wrap its event log: after 512 entries, one for each 8 bytes that were refused, the kernel
-	// reads events for ever.
-	{name: "6.1/type1/amd-iommu", full: true, skip: "^TestEduIsBehindTheIOMMU$", cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1, IOMMU: vm.AMD}},
+	// Behind QEMU's amd-iommu the kernel reads its event log for ever after some hundred refused accesses, a few bytes
+	// each: tests that have DMA refused are left out.
+	{name: "6.1/type1/amd-iommu", full: true, skip: "^(TestEduIsBehindTheIOMMU|TestCardsSelftest)$", cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1, IOMMU: vm.AMD}},
 }
 
 // each runs a suite on every leg, side by side. A payload that fails is a failure; a guest that cannot be had is a leg
