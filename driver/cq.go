@@ -30,6 +30,7 @@ type CQ struct {
 	q      *queues.CQ
 	qps    map[uint32]*QP // whose completions come here
 	last   *QP            // of the last completion
+	lost   []*QP          // whose sends the card cannot flush, see lostRing
 	err    error          // once the ring is empty: ErrOverrun, ErrClosed, ErrDeviceGone
 	closed bool           // nothing of it may be touched
 	bogus  uint64         // CQEs that fit no work request
@@ -161,6 +162,7 @@ func (c *CQ) detach(q *QP) {
 		delete(c.qps, q.n)
 		c.q.Purge(q.n)
 	}
+	c.forget(q)
 	if c.last == q {
 		c.last = nil
 	}
@@ -226,7 +228,12 @@ func (c *CQ) Poll(wc []WC) (n int, err error) {
 		q.Publish()
 	}
 	if n == 0 {
-		err = c.err
+		if c.lost != nil {
+			n = c.flushLost(wc)
+		}
+		if n == 0 {
+			err = c.err
+		}
 	}
 	c.mu.Unlock()
 	return n, err

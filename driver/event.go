@@ -272,6 +272,10 @@ func (v *vector) drain() {
 			if c := v.d.cqByN.get(e.Object); c != nil {
 				c.overrun()
 			}
+		case hw.EventTypeQPFatal:
+			if e.Subtype == hw.ReasonRingRead {
+				v.d.ringLost(&e)
+			}
 		case hw.EventTypePortActive, hw.EventTypePortErr, hw.EventTypeGIDChange:
 			v.d.portChanged()
 		}

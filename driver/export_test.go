@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"rnic/hw"
+	"rnic/vfio"
 )
 
 // Quarantined reports whether the region was deregistered and its DMA addresses are
@@ -21,6 +22,16 @@ func (d *Device) LookAt(flag *uint32) (card *uint32) {
 	card, d.domain.Sleep = d.domain.Sleep, flag
 	return card
 }
+
+// OwnRings has rings made from now on stand in a mapping of their own, until the call that it gives.
+func (d *Device) OwnRings() (end func()) {
+	old := d.arena
+	d.arena = vfio.NewArena(d.space, vfio.MemoryOptions{})
+	return func() { d.arena = old }
+}
+
+// UnmapRings takes the mapping of a queue pair's rings, made after OwnRings and first, from the card.
+func (q *QP) UnmapRings() error { return q.pd.d.dev.UnmapDMA(q.ring.IOVA, 2<<20) }
 
 // IOVA is the DMA address of the region's first byte.
 func (m *MR) IOVA() uint64 { return m.iova }

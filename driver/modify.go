@@ -157,8 +157,10 @@ func (q *QP) modify(ctx context.Context, a *QPAttr, m QPAttrMask) error {
 		q.mtu.Store(uint32(a.PathMTU.Bytes()))
 	}
 	if toReset {
-		q.pd.d.settle() // what was sent is compared before the ring begins anew
+		q.pd.d.settle()           // what was sent is compared before the ring begins anew
+		q.pd.d.vectors[0].drain() // events from before: the card wrote them before its reply
 		q.mismatch.Store(nil)
+		q.unread.Store(false)
 		q.setState(StateReset)
 		q.reset()
 	} else if m&AttrState != 0 {
@@ -174,6 +176,7 @@ func (q *QP) reset() {
 	if !s.closed {
 		s.q.Purge(q.n)
 	}
+	s.forget(q)
 	q.sqDone, q.sqMoved = 0, false
 	s.mu.Unlock()
 	r := q.init.RecvCQ

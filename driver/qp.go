@@ -74,9 +74,11 @@ type QP struct {
 	// Who polls has these, under the lock of the send or receive CQ.
 	sqDone, rqDone   uint32 // first block, first receive not completed
 	sqMoved, rqMoved bool   // and not released yet
+	flush            lostRing
 
 	mtu      atomic.Uint32               // path MTU in bytes, once it is set
 	mismatch atomic.Pointer[VerifyError] // why verification froze it
+	unread   atomic.Bool                 // the card cannot read the send ring
 
 	ring vfio.Block // both rings
 	bell doorbell
@@ -316,6 +318,9 @@ func (q *QP) setState(s QPState) {
 // bar sets why nothing can be posted. What was barred for good stays so.
 func (q *QP) bar(send, recv error, forGood bool) {
 	q.sqMu.Lock()
+	if send == nil && q.unread.Load() {
+		send = q.unreadable()
+	}
 	if forGood || !isGone(q.sendErr) {
 		q.sendErr = send
 	}

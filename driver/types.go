@@ -121,6 +121,7 @@ const (
 	ReasonBadResponse = hw.ReasonBadResponse
 	ReasonHostGather  = hw.ReasonHostGather
 	ReasonVerify      = hw.ReasonVerify // see VerifyError
+	ReasonRingRead    = hw.ReasonRingRead
 )
 
 // Opcode is the operation of a work request. Send operations number as enum

@@ -559,6 +559,7 @@ const (
 	ReasonBadResponse Reason = 17 // A response that fits no request.
 	ReasonHostGather  Reason = 18 // The host's gather did not answer.
 	ReasonVerify      Reason = 19 // The card's walk is not the driver's repeated one (rule G21). The driver reports it, no card does.
+	ReasonRingRead    Reason = 20 // A QP in ERR whose send ring cannot be read to flush it: QP_FATAL, info = its first block that the card does not flush. The driver completes them.
 )
 
 // Valid reports whether v is a value that the contract defines.
@@ -584,7 +585,8 @@ func (v Reason) Valid() bool {
 		ReasonFlushed,
 		ReasonBadResponse,
 		ReasonHostGather,
-		ReasonVerify:
+		ReasonVerify,
+		ReasonRingRead:
 		return true
 	}
 	return false
@@ -633,6 +635,8 @@ func (v Reason) String() string {
 		return "HOST_GATHER"
 	case ReasonVerify:
 		return "VERIFY"
+	case ReasonRingRead:
+		return "RING_READ"
 	}
 	return "Reason(" + strconv.FormatUint(uint64(v), 10) + ")"
 }

@@ -179,7 +179,8 @@ package card_pkg;
     REASON_FLUSHED = 8'd16, // Not started, the QP was in ERR.
     REASON_BAD_RESPONSE = 8'd17, // A response that fits no request.
     REASON_HOST_GATHER = 8'd18, // The host's gather did not answer.
-    REASON_VERIFY = 8'd19 // The card's walk is not the driver's repeated one (rule G21). The driver reports it, no card does.
+    REASON_VERIFY = 8'd19, // The card's walk is not the driver's repeated one (rule G21). The driver reports it, no card does.
+    REASON_RING_READ = 8'd20 // A QP in ERR whose send ring cannot be read to flush it: QP_FATAL, info = its first block that the card does not flush. The driver completes them.
   } reason_e;
 
   // QPState: State of a QP, as enum ibv_qp_state numbers them.

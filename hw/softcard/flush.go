@@ -58,8 +58,9 @@ func (c *Card) flushPosted(q *qp) {
 	var ctl hw.ControlSegment
 	raw := c.qps.scratch[:hw.WQEBlock]
 	if r := c.readSQ(q, s.fetched, 1, raw); r != hw.ReasonNone {
-		s.fetched = q.sqSeen // nobody can tell what they were
-		c.event(hw.EventTypeQPFatal, r, q.number, 0)
+		first := s.fetched
+		s.fetched = q.sqSeen // the driver knows what they were
+		c.event(hw.EventTypeQPFatal, hw.ReasonRingRead, q.number, first)
 		return
 	}
 	copy(ctl.AsBytes(), raw)
