@@ -157,8 +157,8 @@ func (h *host) access(iova uint64, p []byte, write bool) error {
 	}
 	if at, why := h.check(iova, uint64(len(p)), right); why != 0 {
 		var cause error
-		if why == DMAUnmapped && iova+uint64(len(p)-1) >= iova {
-			why, cause = h.raise(at, p[at-iova:], write)
+		if why != DMABusMaster && iova+uint64(len(p)-1) >= iova {
+			why, cause = h.raise(why, at, p[at-iova:], write)
 		}
 		return h.fault(at, len(p), write, why, cause)
 	}
@@ -220,10 +220,11 @@ func (h *host) copy(mem, p []byte, write bool) error {
 	return vfio.Guard(func() { copy(p, mem) })
 }
 
-// raise asks the client for an address that it has not mapped. Behind an
-// IOMMU that the client emulates, this makes that IOMMU report the fault; the
-// access fails whatever the answer. p is what was to be accessed from there.
-func (h *host) raise(iova uint64, p []byte, write bool) (DMAReason, error) {
+// raise asks the client for an address that it has not mapped, or not for this.
+// Behind an IOMMU that the client emulates, this makes that IOMMU report the
+// fault; the access fails whatever the answer. p is what was to be accessed from
+// there.
+func (h *host) raise(why DMAReason, iova uint64, p []byte, write bool) (DMAReason, error) {
 	p = p[:min(len(p), h.chunk())]
 	if !write {
 		p = make([]byte, len(p))
@@ -231,9 +232,9 @@ func (h *host) raise(iova uint64, p []byte, write bool) (DMAReason, error) {
 	e := h.message(iova, p, write)
 	switch {
 	case e == nil:
-		return DMAUnmapped, nil
+		return why, nil
 	case e.Reason == DMARejected:
-		return DMAUnmapped, e.Err
+		return why, e.Err
 	}
 	return e.Reason, nil
 }

@@ -21,7 +21,7 @@ import (
 )
 
 // The tests of setup run rnicctl itself, and look at sysfs by their own eyes. The machine needs QEMU's e1000e on its
-// driver and edu without one, in this order, a soft card without a driver, the driver of the chipset's SMBus, and
+// bound and edu without one, in this order, a soft card without a driver, the driver of the chipset's SMBus, and
 // rnicctl in its place.
 const tool = "/bin/rnicctl"
 
@@ -94,8 +94,8 @@ func well(t *testing.T, args ...string) ran {
 	return r
 }
 
-// driver is what the kernel says.
-func driver(addr string) string {
+// bound is the driver that the kernel says a function has.
+func bound(addr string) string {
 	to, err := os.Readlink("/sys/bus/pci/devices/" + addr + "/driver")
 	if err != nil {
 		return ""
@@ -111,7 +111,7 @@ func override(addr string) string {
 // is wants a function's driver and override.
 func is(t *testing.T, addr, drv, over string) {
 	t.Helper()
-	if d, o := driver(addr), override(addr); d != drv || o != over {
+	if d, o := bound(addr), override(addr); d != drv || o != over {
 		t.Errorf("%s has driver %q and override %q, want %q and %q", addr, d, o, drv, over)
 	}
 }
@@ -287,18 +287,18 @@ func TestSetup_Refused(t *testing.T) {
 	is(t, nic, "e1000e", "(null)")
 
 	const sata, smbus = "0000:00:1f.2", "0000:00:1f.3"
-	if d := driver(smbus); d != "i801_smbus" {
+	if d := bound(smbus); d != "i801_smbus" {
 		t.Fatalf("the chipset's SMBus has driver %q", d)
 	}
 	r = run(t, root, "bind", sata)
-	if r.exit != 1 || !strings.Contains(r.err, smbus+" (i801_smbus)") || driver(sata) == "vfio-pci" {
+	if r.exit != 1 || !strings.Contains(r.err, smbus+" (i801_smbus)") || bound(sata) == "vfio-pci" {
 		t.Errorf("exit %d: %s", r.exit, r.err)
 	}
 	f := find(t, run(t, root, "doctor", sata, "--json"), "group-not-viable")
 	if f.Result != "fail" || !strings.Contains(f.Value, smbus+" (i801_smbus)") || !strings.Contains(f.Fix, "--group") {
 		t.Errorf("%+v", f)
 	}
-	had := driver(sata)
+	had := bound(sata)
 	well(t, "bind", "--group", sata)
 	is(t, sata, "vfio-pci", "vfio-pci")
 	is(t, smbus, "vfio-pci", "vfio-pci")
