@@ -137,6 +137,7 @@ func TestManyWaiters(t *testing.T) {
 	const waiters, each = 4, 200
 	ctx := testCtx(t)
 	ids := make(chan uint64, waiters*each)
+	posted := make(chan struct{}, 64) // receives whose completion nobody has taken, fewer than the queue holds
 	done := make(chan error, waiters)
 	stop, cancel := context.WithCancel(ctx)
 	for range waiters {
@@ -148,6 +149,7 @@ func TestManyWaiters(t *testing.T) {
 					if e := w.Err(); e != nil {
 						err = e
 					}
+					<-posted
 					ids <- w.WRID
 				}
 				if err != nil {
@@ -158,6 +160,11 @@ func TestManyWaiters(t *testing.T) {
 		}()
 	}
 	for i := range uint64(waiters * each) {
+		select {
+		case posted <- struct{}{}:
+		case <-ctx.Done():
+			t.Fatalf("no waiter takes the completions of %d receives", cap(posted))
+		}
 		if err := b.qp.PostRecv(&driver.RecvWR{WRID: i}); err != nil {
 			t.Fatal(err)
 		}
