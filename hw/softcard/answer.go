@@ -28,6 +28,7 @@ type answer struct {
 	cursor   gather.Cursor
 	packet   uint32 // READ: packets sent
 	count    uint32 // READ: the responder's number of it
+	again    bool   // READ: the request is a duplicate
 }
 
 // isACK reports whether it is an ACK, and so covered by a later one.
@@ -195,6 +196,11 @@ func (c *Card) respond(q *qp) turn {
 	if !ok && fault.Reason == reasonHeld {
 		c.answerReturn(f.link)
 		return turnBlocked
+	}
+	if !ok && a.again {
+		c.answerReturn(f.link)
+		q.answers.pop() // as at its look at the key: the rest is dropped
+		return turnWorked
 	}
 	if !ok {
 		// Nothing further of it, and the reason as at acceptance (G19).

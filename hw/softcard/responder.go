@@ -266,16 +266,20 @@ func (c *Card) startWrite(q *qp, p *roce.Packet) bool {
 // checkRange looks up the whole range that a request names (G19), and refuses
 // the request if this QP may not use it so.
 func (c *Card) checkRange(q *qp, access hw.Access, rkey uint32, va uint64, n uint32) bool {
+	reason := c.rangeReason(q, access, rkey, va, n)
+	if reason != hw.ReasonNone && reason != reasonHeld {
+		c.nak(q, roce.NAKRemoteAccessError, hw.EventTypeQPAccessErr, reason)
+	}
+	return reason == hw.ReasonNone
+}
+
+// rangeReason is why this QP may not use a range so. No bytes are always allowed.
+func (c *Card) rangeReason(q *qp, access hw.Access, rkey uint32, va uint64, n uint32) hw.Reason {
 	if n == 0 {
-		return true
+		return hw.ReasonNone
 	}
-	if _, _, reason := c.keys.Translate(rkey, q.who(access), va, n); reason != hw.ReasonNone {
-		if reason != reasonHeld {
-			c.nak(q, roce.NAKRemoteAccessError, hw.EventTypeQPAccessErr, reason)
-		}
-		return false
-	}
-	return true
+	_, _, reason := c.keys.Translate(rkey, q.who(access), va, n)
+	return reason
 }
 
 // receiveReadRequest accepts an RDMA READ; its response is gathered in turns.
@@ -292,16 +296,16 @@ func (c *Card) receiveReadRequest(q *qp, p *roce.Packet) {
 	r.msn = (r.msn + 1) & mask24
 	psn := r.psn
 	r.psn = roce.PSNAdd(psn, int32(gather.Packets(n, q.mtu)))
-	c.answerRead(q, psn, reth)
+	c.answerRead(q, psn, reth, false)
 }
 
 // mayRead holds the responder's READs to what the card keeps of a QP. (What the
 // QP's own attribute asks for, max_dest_rd_atomic, is the least that it serves.)
 func (q *qp) mayRead(c *Card) bool { return q.answers.read < c.lim.RDAtomic }
 
-// answerRead queues the response to a READ.
-func (c *Card) answerRead(q *qp, psn uint32, reth roce.RETH) bool {
-	a := answer{kind: answerRead, psn: psn, msn: q.recv.msn, value: reth.VA(), key: reth.RKey(), length: reth.DMALen(), count: q.recv.reads}
+// answerRead queues the response to a READ, again where it is a duplicate's.
+func (c *Card) answerRead(q *qp, psn uint32, reth roce.RETH, again bool) bool {
+	a := answer{kind: answerRead, again: again, psn: psn, msn: q.recv.msn, value: reth.VA(), key: reth.RKey(), length: reth.DMALen(), count: q.recv.reads}
 	a.cursor = gather.Cursor{Left: a.length}
 	if a.length == 0 {
 		a.cursor.Segment = 1
@@ -399,7 +403,7 @@ func (c *Card) duplicate(q *qp, p *roce.Packet) bool {
 		if int64(roce.PSNDiff(r.psn, psn)) < int64(gather.Packets(n, q.mtu)) {
 			return false
 		}
-		return c.checkRange(q, hw.AccessRemoteRead, reth.RKey(), reth.VA(), n) && c.answerRead(q, psn, reth)
+		return c.rangeReason(q, hw.AccessRemoteRead, reth.RKey(), reth.VA(), n) == hw.ReasonNone && c.answerRead(q, psn, reth, true)
 	}
 	for i := range r.saved {
 		if r.saved[i].psn == psn {

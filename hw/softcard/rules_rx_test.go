@@ -306,6 +306,33 @@ func TestDuplicates(t *testing.T) {
 	wantAnswers(t, "the oldest that is kept", p.request(add, nil), fmt.Sprintf("RC_ATOMIC_ACK %d 0x1f msn 23; ", add.PSN))
 }
 
+// TestG19_DuplicateOfAGoneRegion: it is dropped, where the key went before it comes and where it goes in
+// the middle of its response; the connection goes on.
+func TestG19_DuplicateOfAGoneRegion(t *testing.T) {
+	p := &two{pair: newPair(t, 2)} // room for one answer on the wire: the response takes turns
+	p.a, p.b = p.connected(17, defaultLink())
+	p.dst = p.pair.b.newMR(0x2000_0000, 256<<10, dstKey, allAccess)
+	p.sent = p.record()
+	record, again := p.onWire, false
+	p.onWire = func(dir string, f *frame) {
+		record(dir, f)
+		if again && len(p.sent["B>A"]) == 2 {
+			p.pair.b.writeKey(p.dst, testPD, allAccess, hw.KeyStateInvalid)
+		}
+	}
+	const whole = "RC_READ_RESP_FIRST 1000 0x1f msn 1; RC_READ_RESP_MIDDLE 1001; RC_READ_RESP_MIDDLE 1002; RC_READ_RESP_LAST 1003 0x1f msn 1; "
+	read := p.header(roce.RCReadRequest, 1000)
+	read.RETH = roce.RETHFields{VA: p.dst.base, RKey: p.dst.key, DMALen: 4 * 4096}
+	wantAnswers(t, "READ", p.request(read, nil), whole)
+	wantAnswers(t, "READ again", p.request(read, nil), whole)
+	again = true
+	wantAnswers(t, "READ again, whose key goes", p.request(read, nil), "RC_READ_RESP_FIRST 1000 0x1f msn 1; RC_READ_RESP_MIDDLE 1001; ")
+	wantAnswers(t, "READ again, without its key", p.request(read, nil), "")
+	wantState(t, p.b, hw.QPStateRTS)
+	p.b.recv()
+	wantAnswers(t, "the next request", p.request(p.header(roce.RCSendOnly, 1004), nil), "RC_ACK 1004 0x1f msn 2; ")
+}
+
 // TestSequenceNAKOnce: a gap draws one NAK of the expected PSN until that has come.
 func TestSequenceNAKOnce(t *testing.T) {
 	p := newTwo(t, defaultLink())
