@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"go.uber.org/zap"
 
@@ -172,10 +169,9 @@ func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 // vector is an MSI-X vector: its eventfd, the goroutine that reads it, and the
 // event queue behind it.
 type vector struct {
-	d  *Device
-	n  int
-	fd int
-	f  *os.File
+	d *Device
+	n int
+	f *vfio.EventFD
 
 	mu    sync.Mutex
 	eq    *queues.EQ // nil until a CQ needs it
@@ -199,13 +195,12 @@ func (d *Device) startVectors(want int) error {
 	}
 	fds := make([]int, n)
 	for i := range n {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		f, err := vfio.NewEventFD(fmt.Sprintf("rnic vector %d", i))
 		if err != nil {
-			return fmt.Errorf("eventfd: %w", err)
+			return err
 		}
-		v := &vector{d: d, n: i, fd: fd, f: os.NewFile(uintptr(fd), fmt.Sprintf("rnic vector %d", i))}
-		d.vectors = append(d.vectors, v)
-		fds[i] = fd
+		d.vectors = append(d.vectors, &vector{d: d, n: i, f: f})
+		fds[i] = f.FD()
 	}
 	err = d.dev.SetIRQs(vfio.IRQMSIX, 0, fds)
 	if few := (*vfio.VectorsError)(nil); errors.As(err, &few) && few.Available > 0 && few.Available < n {
@@ -229,9 +224,8 @@ func (d *Device) startVectors(want int) error {
 // run serves the vector's interrupts until its eventfd is closed.
 func (v *vector) run() {
 	defer v.d.wg.Done()
-	var b [8]byte
 	for {
-		if _, err := v.f.Read(b[:]); err != nil {
+		if err := v.f.Wait(); err != nil {
 			return
 		}
 		if v.n == 0 {

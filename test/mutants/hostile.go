@@ -51,6 +51,8 @@ var hostileMutants = []mutant{
 		old: "		if a.Size > left {\n", new: "		if a.Size > left && false {\n"},
 	{rule: "H02", what: "the client maps a region's file that may shrink", file: clientGo, pkg: vfiouserPkg, test: "TestH02_UntrustedRegions",
 		old: "err != nil || seals&unix.F_SEAL_SHRINK == 0 || unix.Fstat", new: "err != nil || seals < 0 || unix.Fstat"},
+	{rule: "H03", what: "the wait for an eventfd is a plain read", file: "vfio/eventfd.go", pkg: "./vfio", test: "TestH03_EventFDThatBlocks",
+		old: "unix.Preadv2(int(fd), e.buf[:], -1, unix.RWF_NOWAIT)", new: "unix.Read(int(fd), e.buf[0])"},
 	{rule: "H03", what: "a table has room for as many CQs as a card states", file: "driver/cqtable.go", pkg: driverPkg, test: "TestH03_CardThatStatesMuch",
 		old: "make(cqTable, (n+len(cqPage{})-1)/len(cqPage{}))", new: "make(cqTable, n)"},
 }

@@ -42,7 +42,7 @@ type Device struct {
 	err      error // set before done is closed
 
 	events   chan vfio.Event
-	eventFDs []*os.File
+	eventFDs []*vfio.EventFD
 	watching sync.WaitGroup
 	done     chan struct{}
 	closed   sync.Once
@@ -164,19 +164,17 @@ func (d *Device) setup(ctx context.Context) error {
 		if q.Count == 0 || q.Flags&vfio.IRQEventFD == 0 {
 			continue
 		}
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		f, err := vfio.NewEventFD("vfio event")
 		if err != nil {
-			return fmt.Errorf("eventfd: %w", err)
+			return err
 		}
-		f := os.NewFile(uintptr(fd), "vfio event")
 		d.eventFDs = append(d.eventFDs, f)
-		if err := d.setIRQs(ctx, e.irq, 0, []int{fd}); err != nil {
+		if err := d.setIRQs(ctx, e.irq, 0, []int{f.FD()}); err != nil {
 			return err
 		}
 		d.watching.Go(func() {
-			var b [8]byte
 			for {
-				if _, err := f.Read(b[:]); err != nil {
+				if err := f.Wait(); err != nil {
 					return // closed
 				}
 				if len(d.events) < eventBacklog-2 { // two of us look at once
