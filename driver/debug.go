@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"time"
 
@@ -219,7 +220,9 @@ func (g *Debug) FlipCache(line, bit uint16) error {
 }
 
 // FlipKey inverts a bit of a key's entry in the card's key table, counted through
-// its 64 bytes (KeyEntry of docs/card.md). ErrInvalid: there is no such bit.
+// its 64 bytes (KeyEntry of docs/card.md), and leaves the key cache as it is. A card
+// without KEY_WINDOW takes the entry by command: then the cache forgets the key, and
+// reserved bits are refused. ErrInvalid: there is no such bit.
 func (g *Debug) FlipKey(ctx context.Context, key uint32, bit int) error {
 	const op = "flip key"
 	object := fmt.Sprintf("key %#x", key)
@@ -236,7 +239,11 @@ func (g *Debug) FlipKey(ctx context.Context, key uint32, bit int) error {
 		return g.d.fail(op, object, err)
 	}
 	e.AsBytes()[bit/8] ^= 1 << (bit % 8)
-	return g.d.fail(op, object, g.d.writeKey(ctx, key>>8, e))
+	if g.d.keyWindow(key>>8) == nil {
+		return g.d.fail(op, object, g.d.writeKey(ctx, key>>8, e))
+	}
+	word := bit / 32 * 4
+	return g.d.fail(op, object, g.d.keyTable.Write32(uint64(key>>8)*hw.KeyEntrySize+uint64(word), binary.LittleEndian.Uint32(e.AsBytes()[word:])))
 }
 
 // CachedKey is the key in a line of the card's key cache, 0 where the line is empty.

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"rnic/hw"
+	"rnic/hw/gather"
 	"rnic/vfio"
 )
 
@@ -48,4 +49,25 @@ func (m *MR) SetState(ctx context.Context, s hw.KeyState) error {
 		return err
 	}
 	return d.command(ctx, hw.CommandFenceKey, m.key>>8, 0, nil, nil)
+}
+
+// EditShadow changes the shadow's copy of the region's key, as a flipped bit does.
+func (m *MR) EditShadow(edit func(*gather.Key)) {
+	s := &m.pd.d.shadow
+	s.mu.Lock()
+	edit(&s.keys[m.key>>8].key)
+	s.mu.Unlock()
+}
+
+// MoveShadow has the region's key be on its way to the card, or no longer.
+func (m *MR) MoveShadow(moving bool) { m.pd.d.shadow.move(m, moving) }
+
+// WriteKey stores an entry into the card's key table, past the shadow.
+func (d *Device) WriteKey(ctx context.Context, index uint32, e hw.KeyEntry) error {
+	return d.writeKey(ctx, index, e)
+}
+
+// Fence has the card's cache forget a key.
+func (d *Device) Fence(ctx context.Context, key uint32) error {
+	return d.command(ctx, hw.CommandFenceKey, key>>8, 0, nil, nil)
 }

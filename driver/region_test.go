@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"rnic/driver"
-	"rnic/hw"
 )
 
 // A completion error names segment, key, offset and reason (rule G18). Each
@@ -221,28 +220,5 @@ func TestRegMRAndStaleKey(t *testing.T) {
 	}
 	if !bytes.Equal(mem, make([]byte, len(mem))) {
 		t.Error("the card wrote into memory that was given back")
-	}
-}
-
-// Scrub finds a key that differs from what was registered, and only that.
-func TestScrub(t *testing.T) {
-	a, b := newPair(t, smallQP)
-	ctx := testCtx(t)
-	if err := b.qp.PostRecv(&driver.RecvWR{SGEs: []driver.SGE{b.mr.SGE(0, 100)}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.qp.PostSend(&driver.SendWR{WRID: 1, Opcode: driver.Send, Flags: driver.Signaled, SGEs: []driver.SGE{a.mr.SGE(0, 10)}}); err != nil {
-		t.Fatal(err)
-	}
-	good(t, a.cq, 1)
-	r, err := a.d.Scrub(ctx)
-	if err != nil || len(r.Mismatches) != 0 || r.Keys != 1 || r.Cached != 1 || r.Lines != a.d.Attr().KeyCacheSets*a.d.Attr().KeyCacheWays {
-		t.Fatalf("%+v, %v", r, err)
-	}
-	if err := faults(t, a.d).FlipCached(ctx, a.mr.LKey(), 0); err != nil { // of its base address
-		t.Fatal(err)
-	}
-	if r, err = a.d.Scrub(ctx); err != nil || len(r.Mismatches) != 1 || r.Mismatches[0].Index != a.mr.LKey()>>8 || r.Mismatches[0].Got.Base != a.mr.Addr()^1 || r.Mismatches[0].Want.State != hw.KeyStateValid {
-		t.Fatalf("after a flipped bit: %+v, %v", r, err)
 	}
 }

@@ -29,6 +29,15 @@ type shadowKey struct {
 	pieces []bundlePiece // in a replay: what is known of the memory
 }
 
+// entry is the key as the card's table has it.
+func (k *shadowKey) entry() hw.KeyEntry {
+	g := &k.key
+	return hw.KeyEntry{
+		Base: g.Base, Length: g.Length, IOVA: g.IOVA, PD: g.PD, BoundQPN: g.BoundQPN, Parent: g.Parent,
+		Valid: uint32(hw.KeyEntryValid(0).WithTag(g.Tag).WithState(g.State).WithType(g.Type).WithAccess(g.Access)),
+	}
+}
+
 // Entry makes the shadow a gather.KeyTable. The caller holds mu.
 func (s *shadow) Entry(index uint32) (gather.Key, bool) {
 	if k := s.keys[index]; k != nil {

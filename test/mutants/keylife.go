@@ -19,4 +19,16 @@ var keyLifeMutants = []mutant{
 		old: "		o[255] = tag\n", new: "		copy(o[1:], o[:255])\n		o[0] = tag\n"},
 	{rule: "G11", what: "a freed index is the next that is used", file: "driver/numbers.go", pkg: driverPkg, test: "TestG11_KeysDoNotRepeat",
 		old: "	n.freed = append(n.freed, v)\n", new: "	n.freed = append([]uint32{v}, n.freed...)\n"},
+	{rule: "TestScrub", what: "the scrub passes over the reserved bits", file: scrubGo, pkg: driverPkg, test: "TestScrubTable",
+		old: "	for at := 24; at < hw.KeyEntrySize; at += 4 {", new: "	for at := 24; at < 24; at += 4 {"},
+	{rule: "TestScrub", what: "a flip of the table is put on the shadow", file: scrubGo, pkg: driverPkg, test: "TestScrubTable",
+		old: "m.Where, m.Why = ScrubTable,", new: "m.Where, m.Why = ScrubShadow,"},
+	{rule: "TestScrub", what: "the shadow is not compared while the cache has the key", file: scrubGo, pkg: driverPkg, test: "TestScrubShadow",
+		old: "		case m.Table == m.Cache:\n", new: "		case m.Table == m.Cache:\n			continue\n"},
+	{rule: "TestScrub", what: "a key that moves is a mismatch", file: scrubGo, pkg: driverPkg, test: "TestScrubMoving",
+		old: "moving || m || after != shadow", new: "m && moving && after != shadow"},
+	{rule: "TestScrub", what: "a bind of a window is a mismatch", file: scrubGo, pkg: driverPkg, test: "TestScrubWindow",
+		old: "if window && cardOwns[f.name] {", new: "if window && cardOwns[f.name] && f.name == \"type\" {"},
 }
+
+const scrubGo = "driver/scrub.go"

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,13 +24,16 @@ type keyJSON struct {
 	IOVA        string   `json:"iova"`
 }
 
-// mismatchJSON is a key on which two of its copies differ.
+// mismatchJSON is a field of a key's entry on which its copies differ.
 type mismatchJSON struct {
-	Index uint32   `json:"index"`
-	Where string   `json:"where"` // which copy is not as it should be
-	Why   string   `json:"why"`
-	Want  *keyJSON `json:"want"` // null where no key should be there
-	Got   *keyJSON `json:"got"`  // null where none is there
+	Index     uint32  `json:"index"`
+	CacheLine *int    `json:"cache_line"` // null where no line has the key
+	Field     string  `json:"field"`
+	Where     string  `json:"where"` // which copy is not as it should be
+	Why       string  `json:"why"`
+	Shadow    string  `json:"shadow"`
+	Table     string  `json:"table"`
+	Cache     *string `json:"cache"` // null where no line has the key
 }
 
 func (a *app) keys() *cobra.Command {
@@ -39,8 +43,8 @@ func (a *app) keys() *cobra.Command {
 		Use: "keys", Short: "The keys of regions and windows", Args: cobra.NoArgs,
 		Long: `keys shows the keys that are registered. lkey and rkey of a region are one number: index << 8 | tag.
 
---scrub compares what the driver wrote with what the card's table holds, and the table with the card's key
-cache, and ends with 1 where they differ.`,
+--scrub compares what the driver wrote (its shadow), what the card's key table holds, and what the card's key
+cache holds, all of each entry. It says which copy is wrong where the other two agree, and ends with 1 where any is.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if scrub && (o.qpn != 0 || o.grep != "" || o.prometheus) {
 				return usagef("leave out --qp, --grep and --prometheus", "--scrub compares all keys")
@@ -64,7 +68,7 @@ cache, and ends with 1 where they differ.`,
 		},
 	}
 	o.flags(c, "only the keys of this QP's protection domain")
-	c.Flags().BoolVar(&scrub, "scrub", false, "compare driver, table and cache")
+	c.Flags().BoolVar(&scrub, "scrub", false, "compare shadow, table and cache")
 	return c
 }
 
@@ -135,7 +139,12 @@ func (a *app) showScrub(s *source, r *driver.ScrubReport) error {
 		list := []mismatchJSON{}
 		for i := range r.Mismatches {
 			m := &r.Mismatches[i]
-			list = append(list, mismatchJSON{m.Index, m.Where, m.Why, copyOf(&m.Want), copyOf(&m.Got)})
+			j := mismatchJSON{Index: m.Index, Field: m.Field, Where: m.Where, Why: m.Why, Shadow: hex64(m.Shadow), Table: hex64(m.Table)}
+			if m.Line >= 0 {
+				cache := hex64(m.Cache)
+				j.CacheLine, j.Cache = &m.Line, &cache
+			}
+			list = append(list, j)
 		}
 		return a.printJSON(struct {
 			origin
@@ -146,31 +155,19 @@ func (a *app) showScrub(s *source, r *driver.ScrubReport) error {
 		}{s.origin("rnic.scrub.v1"), r.Keys, r.Cached, r.Lines, list})
 	}
 	if len(r.Mismatches) > 0 {
-		t := newTable("INDEX", "WHERE", "WHY", "WANT", "GOT")
+		t := newTable("INDEX", "FIELD", "WRONG", "SHADOW", "TABLE", "CACHE", "LINE", "WHY")
 		for i := range r.Mismatches {
 			m := &r.Mismatches[i]
-			t.row(fmt.Sprintf("%#x", m.Index), m.Where, m.Why, inWords(&m.Want), inWords(&m.Got))
+			cache, line := "", ""
+			if m.Line >= 0 {
+				cache, line = hex64(m.Cache), strconv.Itoa(m.Line)
+			}
+			t.row(fmt.Sprintf("%#x", m.Index), m.Field, m.Where, hex64(m.Shadow), hex64(m.Table), cache, line, m.Why)
 		}
 		if err := t.write(a); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(a.out, "%d keys, %d of %d lines of the key cache in use: %d differ\n", r.Keys, r.Cached, r.Lines, len(r.Mismatches))
+	_, err := fmt.Fprintf(a.out, "%d keys, %d of %d lines of the key cache in use: %d fields differ\n", r.Keys, r.Cached, r.Lines, len(r.Mismatches))
 	return err
-}
-
-func copyOf(k *driver.KeyInfo) *keyJSON {
-	if *k == (driver.KeyInfo{}) {
-		return nil
-	}
-	j := describeKey(k)
-	return &j
-}
-
-func inWords(k *driver.KeyInfo) string {
-	j := copyOf(k)
-	if j == nil {
-		return ""
-	}
-	return fmt.Sprintf("%s %s PD %#x %s %s+%#x at %s", j.Key, j.State, j.PD, strings.Join(j.Access, "|"), j.Base, j.LengthBytes, j.IOVA)
 }

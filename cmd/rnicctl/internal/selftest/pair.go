@@ -64,7 +64,7 @@ func (p *pair) agree(ctx context.Context, keys int) error {
 		return fmt.Errorf("%d keys are registered, not %d", r.Keys, keys)
 	}
 	for _, m := range r.Mismatches {
-		err = errors.Join(err, fmt.Errorf("key index %#x in the %s: %s: %+v, should be %+v", m.Index, m.Where, m.Why, m.Got, m.Want))
+		err = errors.Join(err, fmt.Errorf("key index %#x, %s: shadow %#x, table %#x, cache %#x (line %d): wrong is: %s: %s", m.Index, m.Field, m.Shadow, m.Table, m.Cache, m.Line, m.Where, m.Why))
 	}
 	return err
 }
