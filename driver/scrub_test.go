@@ -86,9 +86,9 @@ func eachBit(few bool, f func(field string, bit int, mask uint64)) {
 	}
 }
 
-// TestScrubTable: a bit of an entry flipped in the table is found there while the cache has
+// TestScrub_Table: a bit of an entry flipped in the table is found there while the cache has
 // the key, and is said to be the table's or the shadow's while it has not.
-func TestScrubTable(t *testing.T) {
+func TestScrub_Table(t *testing.T) {
 	s := newScrubbed(t)
 	key := s.mr.LKey()
 	check := func(few bool, where string) {
@@ -114,8 +114,8 @@ func TestScrubTable(t *testing.T) {
 	check(true, driver.ScrubEither)
 }
 
-// TestScrubCache: a bit that the cache keeps of an entry is found there when it is flipped.
-func TestScrubCache(t *testing.T) {
+// TestScrub_Cache: a bit that the cache keeps of an entry is found there when it is flipped.
+func TestScrub_Cache(t *testing.T) {
 	s := newScrubbed(t)
 	key := s.mr.LKey()
 	eachBit(false, func(field string, bit int, mask uint64) {
@@ -144,9 +144,9 @@ func TestScrubCache(t *testing.T) {
 	}
 }
 
-// TestScrubShadow: a bit of each field of the driver's shadow is found there while the cache
+// TestScrub_Shadow: a bit of each field of the driver's shadow is found there while the cache
 // has the key.
-func TestScrubShadow(t *testing.T) {
+func TestScrub_Shadow(t *testing.T) {
 	s := newScrubbed(t)
 	for _, c := range []struct {
 		field string
@@ -178,9 +178,9 @@ func TestScrubShadow(t *testing.T) {
 	}
 }
 
-// TestScrubUnknown: where all three differ the scrub says so, and where several fields are
+// TestScrub_Unknown: where all three differ the scrub says so, and where several fields are
 // wrong in several places each has its own.
-func TestScrubUnknown(t *testing.T) {
+func TestScrub_Unknown(t *testing.T) {
 	s := newScrubbed(t)
 	key := s.mr.LKey()
 	s.must(s.c.FlipKey(s.ctx, key, 3))
@@ -197,8 +197,8 @@ func TestScrubUnknown(t *testing.T) {
 	}
 }
 
-// TestScrubStrayKey: an entry that nobody registered, and a line that nothing backs.
-func TestScrubStrayKey(t *testing.T) {
+// TestScrub_StrayKey: an entry that nobody registered, and a line that nothing backs.
+func TestScrub_StrayKey(t *testing.T) {
 	s := newScrubbed(t)
 	var e hw.KeyEntry
 	e.SetState(hw.KeyStateValid)
@@ -222,9 +222,9 @@ func TestScrubStrayKey(t *testing.T) {
 	}
 }
 
-// TestScrubWindow: what the card changes in a memory window, by a bind or an invalidation, is
+// TestScrub_Window: what the card changes in a memory window, by a bind or an invalidation, is
 // no mismatch; the rest of the entry is.
-func TestScrubWindow(t *testing.T) {
+func TestScrub_Window(t *testing.T) {
 	s := newScrubbed(t)
 	s.must(s.d.Fence(s.ctx, s.mr.LKey()))
 	s.mr.EditShadow(func(k *gather.Key) { k.Type, k.State = hw.KeyTypeMW2, hw.KeyStateInvalid })
@@ -252,9 +252,9 @@ func TestScrubWindow(t *testing.T) {
 	}
 }
 
-// TestScrubMoving: a key on its way to the card or from it is no mismatch, whatever the card
+// TestScrub_Moving: a key on its way to the card or from it is no mismatch, whatever the card
 // has; and regions that come and go during scrubs are none.
-func TestScrubMoving(t *testing.T) {
+func TestScrub_Moving(t *testing.T) {
 	s := newScrubbed(t)
 	s.must(s.c.FlipKey(s.ctx, s.mr.LKey(), 0))
 	s.mr.MoveShadow(true)
