@@ -25,21 +25,20 @@ const (
 )
 
 // iocb is struct iocb of linux/aio_abi.h, on a little-endian processor.
+// What is not named stays 0.
 type iocb struct {
-	data           uint64
-	key, rwFlags   uint32
-	opcode, prio   uint16
-	fd             uint32
-	buf, n, offset uint64
-	_              uint64
-	flags, resFD   uint32
+	_            uint64 // data
+	_, _         uint32 // key, rw_flags
+	opcode       uint16
+	_            int16 // reqprio
+	fd           uint32
+	_, _, _      uint64 // buf, nbytes, offset
+	_            uint64
+	flags, resFD uint32
 }
 
-// ioEvent is struct io_event.
-type ioEvent struct {
-	data, iocb   uint64
-	result, more int64
-}
+// ioEvent is struct io_event: data, obj, res, res2.
+type ioEvent [4]uint64
 
 // aioContext gives the process's AIO context, which lasts as long as the process.
 var aioContext = sync.OnceValues(func() (ctx uintptr, err error) {
