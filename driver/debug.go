@@ -269,5 +269,8 @@ func (g *Debug) CachedKey(ctx context.Context, line int) (key uint32, err error)
 // Remove takes the device away from this program, as when the kernel asks a
 // function back: every call and every wait ends with ErrDeviceGone.
 func (g *Debug) Remove() error {
+	if err := g.d.alive(); err != nil {
+		return g.d.fail("remove", "", err)
+	}
 	return g.d.giveBack(fmt.Errorf("%w: removed by a test", ErrDeviceGone))
 }
