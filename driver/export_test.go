@@ -20,6 +20,10 @@ func (m *MR) Quarantined() bool {
 
 // LookAt has the driver look at another word instead of the card's sleep flag, which it gives.
 func (d *Device) LookAt(flag *uint32) (card *uint32) {
+	for _, v := range d.vectors { // who takes events looks too
+		v.mu.Lock()
+		defer v.mu.Unlock()
+	}
 	card, d.domain.Sleep = d.domain.Sleep, flag
 	return card
 }

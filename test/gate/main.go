@@ -54,9 +54,9 @@ var suites = []suite{
 	{name: "rate limits", command: test("-timeout", "60m", "-run", "^TestG1[56]_", "./hw/softcard", "./driver")},
 	{name: "looking", command: test("./test/twoprocess")}, // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
-	{name: "hil", command: test("-race", "-run", "^TestProcesses_", "./test/hil")},
+	{name: "hil", command: test("-run", "^Test(Processes|HIL)_", "./test/hil")},
 	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
-	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM)_", "./..."), limit: 15 * time.Minute},
+	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM|HIL)_", "./..."), limit: 15 * time.Minute},
 	{name: "vm", command: test("-v", "-parallel", "2", "-timeout", "3h", "-run", "^TestVM_", "./test/vm/legs"), limit: 30 * time.Minute}, // on a fresh machine it begins with downloads
 	{name: "mutants", command: []string{"go", "run", "./test/mutants", "-gate"}, limit: 10 * time.Minute},
 }

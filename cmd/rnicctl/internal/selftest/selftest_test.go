@@ -129,7 +129,7 @@ func TestEachStageFindsItsDefect(t *testing.T) {
 		{"dma-read-all", "dma-read", "not mapped"},
 		{"dma-write", "dma-write", "mapped for reading"},
 		{"vectors", "vectors", "vector 2"},
-		{"key-table", "key-table", "does not have it"},
+		{"key-table", "key-table", "table 0x0"},
 		{"doorbell", "doorbell", "no completion"},
 		{"loopback", "loopback", "byte 0 of 7680"},
 		{"none", "wire", "RETRY_EXC"}, // the peer is on another wire
