@@ -50,7 +50,7 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 // guest runs a guest, and gives the payload's exit code.
 func guest(ctx context.Context, args []string, say func(string), stdout, stderr io.Writer) (int, error) {
 	var c vm.Config
-	var devices, modules, moduleArgs, kernelArgs, env list
+	var devices, modules, moduleArgs, kernelArgs, env, files list
 	f := flag.NewFlagSet("vm run", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&c.Kernel, "kernel", "", "6.1 or 6.12; without it the one that --vfio needs")
@@ -62,6 +62,8 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	f.Var(&moduleArgs, "module-arg", "MODULE:PARAMETERS of a kernel module (repeatable)")
 	f.Var(&kernelArgs, "kernel-arg", "one more argument of the kernel (repeatable)")
 	f.Var(&env, "env", "NAME=VALUE in the payload's environment (repeatable)")
+	f.Var(&files, "file", "PATH=FILE: a file or a folder that stands at PATH in the guest (repeatable)")
+	f.BoolVar(&c.NoBind, "no-bind", false, "leave cards and functions without vfio-pci")
 	f.BoolVar(&c.RootPorts, "root-ports", false, "put each card behind a root port")
 	f.IntVar(&c.MemoryMB, "memory", 0, "the guest's memory in MiB")
 	f.IntVar(&c.CPUs, "cpus", 0, "the guest's processors")
@@ -75,7 +77,7 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	if f.NArg() == 0 {
 		return 0, errors.New(usage)
 	}
-	c.Devices, c.BindDevices, c.Modules, c.KernelArgs, c.Env = devices, true, modules, kernelArgs, env
+	c.Devices, c.BindDevices, c.Modules, c.KernelArgs, c.Env = devices, !c.NoBind, modules, kernelArgs, env
 	c.ModuleArgs = map[string]string{}
 	for _, m := range moduleArgs {
 		name, args, ok := strings.Cut(m, ":")
@@ -83,6 +85,14 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 			return 0, fmt.Errorf("--module-arg %s: want MODULE:PARAMETERS", m)
 		}
 		c.ModuleArgs[name] = args
+	}
+	c.Files = map[string]string{}
+	for _, file := range files {
+		to, from, ok := strings.Cut(file, "=")
+		if !ok {
+			return 0, fmt.Errorf("--file %s: want PATH=FILE", file)
+		}
+		c.Files[to] = from
 	}
 	c.Binary, c.Args, c.Say = f.Arg(0), f.Args()[1:], say
 	r, err := vm.Run(ctx, c)

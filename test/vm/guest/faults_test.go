@@ -1,18 +1,12 @@
 package guest
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
-	"os"
-	"os/exec"
+	"fmt"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"rnic/driver"
 	"rnic/driver/drivertest"
@@ -100,94 +94,13 @@ const (
 	localWriteBit = 60*8 + 16
 )
 
-// faults runs rnicctl trace kernel for the card and gives what it tells of faults, until the test ends.
-func (e *end) faults(addr string) <-chan kernelEvent {
-	t := e.t
+// faulted wants a fault at the IOVA's page.
+func faulted(t *testing.T, told <-chan kernelEvent, iova uint64) {
 	t.Helper()
-	bdf, _, _ := strings.Cut(addr, "?")
-	cmd := exec.CommandContext(t.Context(), "/bin/rnicctl", "trace", "kernel", "-d", bdf, "--json")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	tells(t, told, fmt.Sprintf("a fault at %#x", iova), func(k kernelEvent) bool {
+		at, err := strconv.ParseUint(k.Address, 0, 64)
+		return k.Event == "fault" && err == nil && at&^0xfff == iova&^0xfff
 	})
-	faults, began := make(chan kernelEvent, 4096), make(chan bool, 1)
-	go func() {
-		defer close(faults)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var k kernelEvent
-			if err := json.Unmarshal(lines.Bytes(), &k); err != nil {
-				continue
-			}
-			select {
-			case began <- true:
-			default:
-			}
-			if k.Event == "fault" {
-				faults <- k
-			}
-		}
-	}()
-	// It has begun when it tells of a mapping that is made for this.
-	for range 300 {
-		m, err := e.pd.RegMR(t.Context(), page(t), 0)
-		if err == nil {
-			err = m.Dereg(t.Context())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-began:
-			return faults
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
-	t.Fatal("rnicctl trace kernel tells of nothing")
-	return nil
-}
-
-// kernelEvent is what the test wants of an event of rnicctl trace kernel.
-type kernelEvent struct {
-	Event   string `json:"event"`
-	Device  string `json:"device"`
-	Address string `json:"address"`
-	Detail  string `json:"detail"`
-}
-
-// told wants a fault at the IOVA's page.
-func told(t *testing.T, faults <-chan kernelEvent, iova uint64) {
-	t.Helper()
-	late := time.After(30 * time.Second)
-	for {
-		select {
-		case k := <-faults:
-			t.Logf("%s %s: %s", k.Device, k.Address, k.Detail)
-			if at, err := strconv.ParseUint(k.Address, 0, 64); err == nil && at&^0xfff == iova&^0xfff {
-				return
-			}
-		case <-late:
-			t.Fatalf("rnicctl trace kernel does not tell of a fault at %#x", iova)
-		}
-	}
-}
-
-// page is a page outside of the Go heap.
-func page(t *testing.T) []byte {
-	t.Helper()
-	b, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Munmap(b) })
-	return b
 }
 
 // iova is where the card's key table says that a key begins.
@@ -211,7 +124,7 @@ func (e *end) iova(key uint32) uint64 {
 func TestFaultsRead(t *testing.T) {
 	first, _ := pair(t)
 	a, b := openPair(t)
-	faults := a.faults(first)
+	told := a.watched(first)
 	card, err := drivertest.On(a.dev)
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +140,7 @@ func TestFaultsRead(t *testing.T) {
 	}
 	write := driver.SendWR{Opcode: driver.Write, SGEs: []driver.SGE{a.mr.SGE(0, 1000), bad.SGE(100, 2000)}, Remote: b.mr.Remote()}
 	refused(t, a.do(0, write), 1, bad.LKey(), driver.ReasonDMARead)
-	told(t, faults, at+100)
+	faulted(t, told, at+100)
 	write.SGEs = write.SGEs[:1]
 	if err := a.do(1, write); err != nil {
 		t.Errorf("the other queue pair: %v", err)
@@ -239,12 +152,12 @@ func TestFaultsRead(t *testing.T) {
 func TestFaultsReadOnly(t *testing.T) {
 	first, _ := pair(t)
 	a, b := openPair(t)
-	faults := a.faults(first)
+	told := a.watched(first)
 	card, err := drivertest.On(a.dev)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem := page(t)
+	mem := pages(t, 1)
 	ro, err := a.pd.RegMR(t.Context(), mem, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +169,7 @@ func TestFaultsReadOnly(t *testing.T) {
 	copy(b.mr.Bytes(), "not for you")
 	read := driver.SendWR{Opcode: driver.Read, SGEs: []driver.SGE{ro.SGE(0, 64)}, Remote: b.mr.Remote()}
 	refused(t, a.do(0, read), 0, ro.LKey(), driver.ReasonDMAWrite)
-	told(t, faults, at)
+	faulted(t, told, at)
 	if mem[0] != 0 {
 		t.Errorf("memory that the card may only read has %q", mem[:11])
 	}
