@@ -34,7 +34,8 @@ type Cache struct {
 type line struct {
 	key   Key
 	index uint32
-	used  uint64 // clock at the last use; 0: empty
+	used  uint64  // clock at the last use; 0: empty
+	_     [8]byte // to the size of the processor's
 }
 
 // Fill is the ticket of a key-table read that is under way on behalf of a
@@ -69,13 +70,13 @@ func (c *Cache) set(index uint32) []line {
 // Lookup returns the entry of a key index and counts a hit or a miss. The
 // entry belongs to the cache: it is good until the next call.
 func (c *Cache) Lookup(index uint32) (k *Key, hit bool) {
-	set := c.set(index)
-	for i := range set {
-		if set[i].used != 0 && set[i].index == index {
+	first := c.setOf(index) * c.geometry.Ways
+	for i := first; i < first+c.geometry.Ways; i++ {
+		if l := &c.lines[i]; l.index == index && l.used != 0 {
 			c.clock++
-			set[i].used = c.clock
+			l.used = c.clock
 			c.stats.Hits++
-			return &set[i].key, true
+			return &l.key, true
 		}
 	}
 	c.stats.Misses++

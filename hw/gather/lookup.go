@@ -23,29 +23,35 @@ const fetchTries = 8
 // while it was fetched (G11) is fetched again; one for which that happens
 // fetchTries times is taken as gone.
 func (t *Keys) Translate(key uint32, who Who, addr uint64, n uint32) (iova uint64, hit bool, r hw.Reason) {
+	if t.Cache != nil {
+		if k, ok := t.Cache.Lookup(IndexOf(key)); ok {
+			iova, r = Check(k, key, who, addr, n)
+			return iova, true, r
+		}
+	}
+	iova, r = t.fetch(key, who, addr, n)
+	return iova, false, r
+}
+
+// fetch is Translate where no cache has the entry.
+func (t *Keys) fetch(key uint32, who Who, addr uint64, n uint32) (iova uint64, r hw.Reason) {
 	index := IndexOf(key)
 	if t.Cache == nil {
 		k, ok := t.Table.Entry(index)
 		if !ok {
-			return 0, false, hw.ReasonKeyIndex
+			return 0, hw.ReasonKeyIndex
 		}
-		iova, r = Check(&k, key, who, addr, n)
-		return iova, false, r
-	}
-	if k, ok := t.Cache.Lookup(index); ok {
-		iova, r = Check(k, key, who, addr, n)
-		return iova, true, r
+		return Check(&k, key, who, addr, n)
 	}
 	for range fetchTries {
 		fill := t.Cache.Begin(index)
 		k, ok := t.Table.Entry(index)
 		if !ok {
-			return 0, false, hw.ReasonKeyIndex
+			return 0, hw.ReasonKeyIndex
 		}
 		if t.Cache.Complete(fill, k) {
-			iova, r = Check(&k, key, who, addr, n)
-			return iova, false, r
+			return Check(&k, key, who, addr, n)
 		}
 	}
-	return 0, false, hw.ReasonKeyIndex
+	return 0, hw.ReasonKeyIndex
 }

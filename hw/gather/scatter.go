@@ -33,9 +33,13 @@ func Scatter(t Translator, w Writer, tr Tracer, segs []Segment, who Who, c *Curs
 			return Fault{Segment: at.Segment, Offset: at.Offset, Reason: hw.ReasonMalformed}, false
 		}
 		if take == 0 {
+			at.Segment, at.Offset = at.Segment+1, 0
 			continue
 		}
-		iova, r := lookup(t, tr, s, who, at, take)
+		iova, hit, r := lookup(t, s, who, at.Offset, take)
+		if tr != nil {
+			tr.Lookup(at.Segment, at.Offset, take, hit, r)
+		}
 		if r == hw.ReasonNone {
 			if w.Write(iova, src[:take]) != nil {
 				r = hw.ReasonDMAWrite
@@ -51,7 +55,6 @@ func Scatter(t Translator, w Writer, tr Tracer, segs []Segment, who Who, c *Curs
 		at.Offset += take
 		at.Left -= take
 	}
-	at.normalize(segs)
-	*c = at
+	*c = at.normal(segs)
 	return Fault{}, true
 }

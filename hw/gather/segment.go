@@ -34,16 +34,16 @@ type Cursor struct {
 // its only packet (G7).
 func (c Cursor) Done() bool { return c.Left == 0 }
 
-// normalize brings c to G8's normal form over segs.
-func (c *Cursor) normalize(segs []Segment) {
+// normal is c in G8's normal form over segs. (A value, here and in piece: a cursor
+// that has an address is kept in memory, which the walk would wait for.)
+func (c Cursor) normal(segs []Segment) Cursor {
 	if c.Left == 0 {
-		*c = Cursor{Segment: len(segs)}
-		return
+		return Cursor{Segment: len(segs)}
 	}
 	for c.Segment < len(segs) && c.Offset == segs[c.Segment].Length {
-		c.Segment++
-		c.Offset = 0
+		c.Segment, c.Offset = c.Segment+1, 0
 	}
+	return c
 }
 
 // Start returns the cursor at the first byte of a message made of segs. It
@@ -60,9 +60,7 @@ func Start(segs []Segment) (c Cursor, f Fault, ok bool) {
 			return Cursor{}, Fault{Segment: i, Key: segs[i].Key, Reason: hw.ReasonLength}, false
 		}
 	}
-	c.Left = uint32(sum)
-	c.normalize(segs)
-	return c, Fault{}, true
+	return Cursor{Left: uint32(sum)}.normal(segs), Fault{}, true
 }
 
 // Seek returns the cursor of segs from which off bytes have been taken, in
@@ -79,8 +77,7 @@ func Seek(segs []Segment, off uint32) (c Cursor, ok bool) {
 		c.Segment++
 	}
 	c.Offset = off
-	c.normalize(segs)
-	return c, true
+	return c.normal(segs), true
 }
 
 // Packets returns how many packets a message of length bytes takes at a path

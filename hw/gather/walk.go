@@ -52,9 +52,13 @@ func Packet(t Translator, m Memory, tr Tracer, segs []Segment, who Who, c *Curso
 			return 0, Fault{Segment: at.Segment, Offset: at.Offset, Reason: hw.ReasonMalformed}, false
 		}
 		if take == 0 {
+			at.Segment, at.Offset = at.Segment+1, 0
 			continue
 		}
-		iova, r := lookup(t, tr, s, who, at, take)
+		iova, hit, r := lookup(t, s, who, at.Offset, take)
+		if tr != nil {
+			tr.Lookup(at.Segment, at.Offset, take, hit, r)
+		}
 		if r == hw.ReasonNone {
 			if m.Read(iova, dst[done:done+take]) != nil {
 				r = hw.ReasonDMARead
@@ -70,41 +74,32 @@ func Packet(t Translator, m Memory, tr Tracer, segs []Segment, who Who, c *Curso
 		at.Offset += take
 		at.Left -= take
 	}
-	at.normalize(segs)
-	*c = at
+	*c = at.normal(segs)
 	return int(want), Fault{}, true
 }
 
 // piece returns the segment under the cursor and how many of the most bytes
-// wanted can be taken from it. Where the segment has none (it is empty, or
-// ended) piece moves the cursor to the next one and returns 0. valid is false
+// wanted can be taken from it: none where it is empty, or ended. valid is false
 // when the cursor lies outside segs.
-func (c *Cursor) piece(segs []Segment, most uint32) (s *Segment, take uint32, valid bool) {
+func (c Cursor) piece(segs []Segment, most uint32) (s *Segment, take uint32, valid bool) {
 	if c.Segment >= len(segs) || c.Offset > segs[c.Segment].Length {
 		return nil, 0, false
 	}
 	s = &segs[c.Segment]
-	if take = min(most, s.Length-c.Offset); take == 0 {
-		c.Segment++
-		c.Offset = 0
-	}
-	return s, take, true
+	return s, min(most, s.Length-c.Offset), true
 }
 
-// lookup translates the piece of n bytes at the cursor and reports it. A
-// segment that runs over the end of the address space is out of bounds from
-// there on, whatever region lies at address 0; that is the last of G10's
-// checks, so an earlier reason stands.
-func lookup(t Translator, tr Tracer, s *Segment, who Who, at Cursor, n uint32) (iova uint64, r hw.Reason) {
-	addr := s.Addr + uint64(at.Offset)
-	iova, hit, r := t.Translate(s.Key, who, addr, n)
+// lookup translates the piece of n bytes at offset off of segment s. A segment
+// that runs over the end of the address space is out of bounds from there on,
+// whatever region lies at address 0; that is the last of G10's checks, so an
+// earlier reason stands.
+func lookup(t Translator, s *Segment, who Who, off, n uint32) (iova uint64, hit bool, r hw.Reason) {
+	addr := s.Addr + uint64(off)
+	iova, hit, r = t.Translate(s.Key, who, addr, n)
 	if r == hw.ReasonNone && addr < s.Addr {
 		r = hw.ReasonBounds
 	}
-	if tr != nil {
-		tr.Lookup(at.Segment, at.Offset, n, hit, r)
-	}
-	return iova, r
+	return iova, hit, r
 }
 
 // InlinePacket is the other side of the fork of G3: the payload was copied

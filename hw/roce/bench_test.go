@@ -33,9 +33,13 @@ func TestNoAllocations(t *testing.T) {
 			t.Fatal(err)
 		}
 		var back roce.Header
+		var flow roce.Flow
+		flow.Set(&h)
 		for name, f := range map[string]func(){
 			"Put":            func() { h.Put(buf[start:], roce.MaxMTU) },
 			"PutBefore":      func() { h.PutBefore(buf, roce.Headroom, roce.MaxMTU) },
+			"Flow.Set":       func() { flow.Set(&h) },
+			"Flow.Frame":     func() { flow.Frame(buf, roce.Headroom, roce.MaxMTU, &h) },
 			"Finish":         func() { _, err = roce.Finish(frame) },
 			"ICRC":           func() { _, err = roce.ICRC(frame) },
 			"CheckICRC":      func() { err = roce.CheckICRC(frame) },
@@ -99,6 +103,23 @@ func BenchmarkParse(b *testing.B) {
 				if err := roce.Parse(frame, &p); err != nil {
 					b.Fatal(err)
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkFlow is the same as BenchmarkBuild, from what a connection's frames have in common.
+func BenchmarkFlow(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			h := testHeader(false)
+			var f roce.Flow
+			f.Set(&h)
+			buf := make([]byte, roce.Headroom+n+roce.ICRCLen)
+			b.SetBytes(int64(n))
+			b.ReportAllocs()
+			for b.Loop() {
+				f.Frame(buf, roce.Headroom, n, &h)
 			}
 		})
 	}

@@ -20,6 +20,9 @@
 //	start := h.PutBefore(buf, roce.Headroom, len(payload))
 //	frame, err := roce.Finish(buf[start:])
 //
+// A [Flow] does both for the frames of one connection, and works out once what they have
+// in common.
+//
 // Receiving: [Parse] checks a frame whole and gives views of its headers and
 // its payload, which are slices of the frame itself.
 //

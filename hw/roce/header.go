@@ -205,7 +205,7 @@ func (h *Header) putExt(b []byte, i int, ext Ext) int {
 
 // Append appends the whole frame with a copy of payload to dst, and gives the
 // longer slice. It panics as Put does. The hot path builds in place instead,
-// with PutBefore and Finish.
+// with Flow.Frame.
 func (h *Header) Append(dst, payload []byte) []byte {
 	at := len(dst)
 	dst = append(dst, make([]byte, h.FrameLen(len(payload)))...)

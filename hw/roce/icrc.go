@@ -40,14 +40,11 @@ func change(i int, w uint32) uint32 {
 	return t[3][w&0xFF] ^ t[2][w>>8&0xFF] ^ t[1][w>>16&0xFF] ^ t[0][w>>24]
 }
 
-// icrc is the ICRC of a packet whose IP header starts at b[0] and which ends
-// with the payload and its pad at the end of b.
-func icrc(b []byte, v6 bool) uint32 {
+// headerCRC is the CRC register, not inverted, behind the IP, UDP and BTH headers h.
+func headerCRC(h []byte, v6 bool) (crc uint32) {
 	le := binary.LittleEndian
-	crc, n := uint32(0), 0
 	if v6 {
-		n = IPv6Len + UDPLen + BTHLen
-		h := b[:n:n]
+		h = h[:IPv6Len+UDPLen+BTHLen]
 		crc = change(56, (le.Uint32(h[0:])|0xFFFF_FF0F)^icrcSeed) // class, flow label
 		crc ^= change(52, le.Uint32(h[4:])|0xFF00_0000)           // hop limit
 		crc ^= change(48, le.Uint32(h[8:])) ^ change(44, le.Uint32(h[12:]))
@@ -56,19 +53,26 @@ func icrc(b []byte, v6 bool) uint32 {
 		crc ^= change(24, le.Uint32(h[32:])) ^ change(20, le.Uint32(h[36:]))
 		crc ^= change(16, le.Uint32(h[40:])) ^ change(12, le.Uint32(h[44:])|0xFFFF_0000) // UDP checksum
 		crc ^= change(8, le.Uint32(h[48:])) ^ change(4, le.Uint32(h[52:])|0x0000_00FF)   // BTH byte 4
-		crc ^= change(0, le.Uint32(h[56:]))
-	} else {
-		n = IPv4Len + UDPLen + BTHLen
-		h := b[:n:n]
-		crc = change(36, (le.Uint32(h[0:])|0x0000_FF00)^icrcSeed) // TOS
-		crc ^= change(32, le.Uint32(h[4:]))
-		crc ^= change(28, le.Uint32(h[8:])|0xFFFF_00FF) // TTL, checksum
-		crc ^= change(24, le.Uint32(h[12:])) ^ change(20, le.Uint32(h[16:]))
-		crc ^= change(16, le.Uint32(h[20:])) ^ change(12, le.Uint32(h[24:])|0xFFFF_0000) // UDP checksum
-		crc ^= change(8, le.Uint32(h[28:])) ^ change(4, le.Uint32(h[32:])|0x0000_00FF)   // BTH byte 4
-		crc ^= change(0, le.Uint32(h[36:]))
+		return crc ^ change(0, le.Uint32(h[56:]))
 	}
-	return crc32.Update(^crc, crc32.IEEETable, b[n:])
+	h = h[:IPv4Len+UDPLen+BTHLen]
+	crc = change(36, (le.Uint32(h[0:])|0x0000_FF00)^icrcSeed) // TOS
+	crc ^= change(32, le.Uint32(h[4:]))
+	crc ^= change(28, le.Uint32(h[8:])|0xFFFF_00FF) // TTL, checksum
+	crc ^= change(24, le.Uint32(h[12:])) ^ change(20, le.Uint32(h[16:]))
+	crc ^= change(16, le.Uint32(h[20:])) ^ change(12, le.Uint32(h[24:])|0xFFFF_0000) // UDP checksum
+	crc ^= change(8, le.Uint32(h[28:])) ^ change(4, le.Uint32(h[32:])|0x0000_00FF)   // BTH byte 4
+	return crc ^ change(0, le.Uint32(h[36:]))
+}
+
+// icrc is the ICRC of a packet whose IP header starts at b[0] and which ends
+// with the payload and its pad at the end of b.
+func icrc(b []byte, v6 bool) uint32 {
+	n := IPv4Len + UDPLen + BTHLen
+	if v6 {
+		n = IPv6Len + UDPLen + BTHLen
+	}
+	return crc32.Update(^headerCRC(b, v6), crc32.IEEETable, b[n:])
 }
 
 // ICRC computes the ICRC that belongs to a frame, whatever its last four bytes

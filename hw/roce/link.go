@@ -162,13 +162,15 @@ func (b IPv4) SetSrc(a [4]byte) { copy(b[12:16], a[:]) }
 // SetDst sets the destination address.
 func (b IPv4) SetDst(a [4]byte) { copy(b[16:20], a[:]) }
 
-// sum is the one's-complement sum of a header without options.
-func (b IPv4) sum() uint16 {
+// words is the sum of the words of a header without options.
+func (b IPv4) words() uint64 {
 	_ = b[IPv4Len-1]
-	s := uint64(be.Uint32(b)) + uint64(be.Uint32(b[4:])) + uint64(be.Uint32(b[8:])) +
+	return uint64(be.Uint32(b)) + uint64(be.Uint32(b[4:])) + uint64(be.Uint32(b[8:])) +
 		uint64(be.Uint32(b[12:])) + uint64(be.Uint32(b[16:]))
-	return fold(s)
 }
+
+// sum is the one's-complement sum of a header without options.
+func (b IPv4) sum() uint16 { return fold(b.words()) }
 
 // ChecksumOK reports whether the checksum of a header without options is right.
 func (b IPv4) ChecksumOK() bool { return b.sum() == 0xFFFF }

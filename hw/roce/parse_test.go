@@ -120,6 +120,31 @@ func TestBuildParse(t *testing.T) {
 	}
 }
 
+// TestG14_Flow builds the frames of a connection from what they have in common, each as if alone.
+func TestG14_Flow(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for i := range 40 {
+		h, _ := randomHeader(r, roce.RCSendOnly, i&1 == 0, i&2 == 0)
+		var f roce.Flow
+		first, _ := randomHeader(r, opcodes[i%len(opcodes)], true, true)
+		f.Set(&first) // of a connection before, in the same place
+		f.Set(&h)
+		for _, op := range opcodes {
+			own, n := randomHeader(r, op, h.IPv6, h.VLAN.Valid)
+			h.Opcode, h.SE, h.AckReq, h.PSN, h.IPID = op, own.SE, own.AckReq, own.PSN, own.IPID
+			h.DETH, h.RETH, h.Atomic, h.AETH, h.AtomicAck, h.Imm, h.InvRKey = own.DETH, own.RETH, own.Atomic, own.AETH, own.AtomicAck, own.Imm, own.InvRKey
+			payload := randomBytes(r, n)
+			buf := randomBytes(r, roce.Headroom+roce.MaxMTU) // what a used slot holds
+			copy(buf[roce.Headroom:], payload)
+			start, end := f.Frame(buf, roce.Headroom, n, &h)
+			checkICRC(t, buf[start:end], true)
+			if want := h.Append(nil, payload); !bytes.Equal(buf[start:end], want) {
+				t.Fatalf("%v: of the flow\n%x\nappended\n%x", op, buf[start:end], want)
+			}
+		}
+	}
+}
+
 // TestPutBefore builds in place around a payload that never moves.
 func TestPutBefore(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))

@@ -34,6 +34,7 @@ type qp struct {
 	mtu            uint32
 	pkey           uint16
 	hdr            roce.Header // of this QP's frames; what differs is set for each
+	flow           roce.Flow   // what does not
 	stats          hw.QPStats
 
 	sqMask, rqMask uint32 // ring sizes - 1

@@ -218,6 +218,7 @@ func (c *Card) setPath(q *qp) {
 		h.VLAN = roce.VLANTag{Valid: true, VID: av.VID(), PCP: av.PCP()}
 	}
 	q.hdr = h
+	q.flow.Set(&q.hdr)
 }
 
 const defaultHopLimit = 64

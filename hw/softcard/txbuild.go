@@ -16,12 +16,7 @@ func (c *Card) build(q *qp, f *frame, n int) {
 	h.IPID = uint16(c.ipID)
 	c.setIPID(c.ipID + 1)
 	if !f.built {
-		start := h.PutBefore(f.buf, headroom, n)
-		whole, err := roce.Finish(f.buf[start:])
-		if err != nil {
-			panic("softcard: " + err.Error()) // PutBefore wrote the lengths that Finish checks
-		}
-		f.start, f.end = start, start+len(whole)
+		f.start, f.end = q.flow.Frame(f.buf, headroom, n, h)
 	}
 	f.built = false
 	q.stats.TXPackets++
