@@ -15,8 +15,7 @@
 // util/udma_barrier.h. All are also compiler barriers, since the Go compiler
 // moves no memory access over a call of an assembly function.
 //
-// This is the only package of the module with assembly: one file for each
-// architecture (amd64, arm64).
+// The assembly is one file for each architecture (amd64, arm64).
 package mmio
 
 // Store32 stores 32 bits to p with one access. p must be 4-byte aligned.

@@ -3,7 +3,6 @@ package roce
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 )
 
 // Flow is what the frames of one connection have in common: their headers from Ethernet to
@@ -75,7 +74,7 @@ func (f *Flow) Frame(buf []byte, at, n int, h *Header) (start, end int) {
 		total := u + IPv4Len
 		be.PutUint16(ip[2:], total)
 		be.PutUint16(ip[4:], id)
-		be.PutUint16(ip[10:], ^fold(f.sum+uint64(total)+uint64(id)<<16))
+		be.PutUint16(ip[10:], ^foldSum(f.sum+uint64(total)+uint64(id)<<16))
 		crc ^= slicing[37][total>>8] ^ slicing[36][total&0xFF] ^ slicing[35][id>>8] ^ slicing[34][id&0xFF]
 	}
 	be.PutUint16(b[f.n-BTHLen-UDPLen+4:], u)
@@ -92,6 +91,6 @@ func (f *Flow) Frame(buf []byte, at, n int, h *Header) (start, end int) {
 	for i := last - -n&3; i < last; i++ {
 		b[i] = 0
 	}
-	binary.LittleEndian.PutUint32(b[last:], crc32.Update(^crc, crc32.IEEETable, b[f.n:last]))
+	binary.LittleEndian.PutUint32(b[last:], ^update(crc, b[f.n:last]))
 	return start, end
 }

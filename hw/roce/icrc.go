@@ -13,7 +13,7 @@ import (
 // It is stored least significant byte first. The IPv4 identification counts.
 //
 // Headers are taken as masked words in registers, each with tables of its own, and the
-// rest with hash/crc32 where it lies: its Update makes any buffer escape, so
+// rest where it lies (update): hash/crc32's Update makes any buffer escape, so
 // that a masked copy of the headers would be an allocation for each frame, and
 // masking the frame itself would show wrong bytes to its other readers.
 
@@ -72,7 +72,7 @@ func icrc(b []byte, v6 bool) uint32 {
 	if v6 {
 		n = IPv6Len + UDPLen + BTHLen
 	}
-	return crc32.Update(^headerCRC(b, v6), crc32.IEEETable, b[n:])
+	return ^update(headerCRC(b, v6), b[n:])
 }
 
 // ICRC computes the ICRC that belongs to a frame, whatever its last four bytes

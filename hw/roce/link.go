@@ -170,7 +170,7 @@ func (b IPv4) words() uint64 {
 }
 
 // sum is the one's-complement sum of a header without options.
-func (b IPv4) sum() uint16 { return fold(b.words()) }
+func (b IPv4) sum() uint16 { return foldSum(b.words()) }
 
 // ChecksumOK reports whether the checksum of a header without options is right.
 func (b IPv4) ChecksumOK() bool { return b.sum() == 0xFFFF }
@@ -265,8 +265,8 @@ func (b UDP) SetLength(n uint16) { be.PutUint16(b[4:], n) }
 // SetChecksum stores a checksum as given. RoCEv2 senders store zero.
 func (b UDP) SetChecksum(v uint16) { be.PutUint16(b[6:], v) }
 
-// fold reduces a sum of big-endian words to a one's-complement sum of 16 bits.
-func fold(s uint64) uint16 {
+// foldSum reduces a sum of big-endian words to a one's-complement sum of 16 bits.
+func foldSum(s uint64) uint16 {
 	s = s>>32 + s&0xFFFFFFFF
 	s = s>>16 + s&0xFFFF
 	s = s>>16 + s&0xFFFF
@@ -291,5 +291,5 @@ func onesSum(s uint64, b []byte) uint64 {
 // the UDP header, with the pseudo header of the two addresses (RFC 768, 8200).
 func udpChecksumOK(addrs, datagram []byte) bool {
 	s := onesSum(uint64(ProtocolUDP)+uint64(len(datagram)), addrs)
-	return fold(onesSum(s, datagram)) == 0xFFFF
+	return foldSum(onesSum(s, datagram)) == 0xFFFF
 }

@@ -96,6 +96,8 @@ var mutants = []mutant{
 		old: "m.Read(iova, dst[done:done+take])", new: "m.Read(iova, dst[:take])"},
 	{rule: "G14", what: "half of the IP identification is left out of the ICRC", file: "hw/roce/flow.go", pkg: "./hw/roce", test: "TestG14_Flow",
 		old: "slicing[35][id>>8] ^ slicing[34][id&0xFF]", new: "slicing[34][id&0xFF]"},
+	{rule: "G14", what: "what is left below 64 bytes begins a CRC of its own", file: "hw/roce/crc.go", pkg: "./hw/roce", test: "TestG14_ICRCOfEachLength",
+		old: "words(crc^le.Uint32(b),", new: "words(le.Uint32(b),"},
 	{rule: "G17", what: "the cursor moves though the packet failed", file: walkGo, pkg: gather, test: "TestG17_",
 		old: "return 0, Fault{Segment: at.Segment, Key: s.Key, Offset: at.Offset, Reason: r}, false", new: "f = Fault{Segment: at.Segment, Key: s.Key, Offset: at.Offset, Reason: r}\n\t\t\t*c = at\n\t\t\treturn 0, f, false"},
 	{rule: "G17", what: "the part before the fault is sent as a short packet", file: walkGo, pkg: gather, test: "TestG17_",

@@ -12,7 +12,7 @@ import (
 // users says which rooms' programs may contain a module. Tests may import every module of
 // go.mod. Each has a page in docs/decisions.
 var users = map[string][]string{
-	"golang.org/x/sys":                         {"vfio", "hw/softcard", "driver", "cmd", "test"},
+	"golang.org/x/sys":                         {"vfio", "hw/roce", "hw/softcard", "driver", "cmd", "test"},
 	"go.yaml.in/yaml/v3":                       {"hw/internal", "test"},
 	"go.uber.org/zap":                          {"driver", "cmd"},
 	"github.com/spf13/cobra":                   {"cmd"},
