@@ -229,16 +229,24 @@ func TestEduDMABothWays(t *testing.T) {
 		a, da := e.alloc(64<<10, vfio.ProtRead)
 		b, db := e.alloc(64<<10, vfio.ProtReadWrite)
 		fill(a.Bytes(), 1)
+		lastByte := uint64(4095)
+		if os.Getenv("RNIC_VM_IOMMU") == "virtio" {
+			// QEMU's virtio-iommu looks for the mapping of an access's first byte and the one after it
+			// (virtio_iommu_translate), and may find the next page's: DMA that begins with a page's last byte goes astray.
+			lastByte--
+		}
 		for _, c := range []struct{ from, to, n uint64 }{
-			{0, 0, eduPiece}, {4096 - 100, 8192 - 33, 1000}, {60 << 10, 17, 2047}, {1, 4095, 1},
+			{0, 0, eduPiece}, {4096 - 100, 8192 - 33, 1000}, {60 << 10, 17, 2047}, {1, lastByte, 1}, {lastByte, 4094, 2},
 		} {
 			fill(b.Bytes(), 2)
 			want := bytes.Clone(b.Bytes())
 			copy(want[c.to:c.to+c.n], a.Bytes()[c.from:])
 			e.dma(da.IOVA()+c.from, eduBuffer, c.n, 0)
 			e.dma(eduBuffer, db.IOVA()+c.to, c.n, eduToRAM)
-			if !bytes.Equal(b.Bytes(), want) {
-				t.Errorf("%+v: the memory differs from what was copied", c)
+			for i, v := range b.Bytes() {
+				if v != want[i] {
+					t.Errorf("%+v: byte %#x is %#x, want %#x", c, i, v, want[i])
+				}
 			}
 		}
 		e.free(a, da)
