@@ -223,8 +223,22 @@ func (c *container) info() (limits, error) {
 			lim.mappings = int(min(ne.Uint32(k.Data[8:]), noLimit)) // iommufd's container says that there is none
 		}
 	}
-	lim.ranges = withoutMSI(lim.ranges)
+	lim.ranges = withoutEnd(withoutMSI(lim.ranges))
 	return lim, nil
+}
+
+// lastIOVA is the last address that is used where the IOMMU's are of 64 bits. Type 1 maps the last page, and finds nothing to
+// unmap there: the end of the range, one past it, is 0 (mended by Linux commit ef270ec44637 of 2025). A page has at most 64 KiB.
+const lastIOVA = 1<<64 - 1 - 64<<10
+
+// withoutEnd cuts the end of the address space off ranges.
+func withoutEnd(ranges []vfio.IOVARange) (out []vfio.IOVARange) {
+	for _, r := range ranges {
+		if r.First <= lastIOVA {
+			out = append(out, vfio.IOVARange{First: r.First, Last: min(r.Last, lastIOVA)})
+		}
+	}
+	return out
 }
 
 // infoOf does an INFO request: once with the fixed part, again where argsz says

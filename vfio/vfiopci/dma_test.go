@@ -82,6 +82,20 @@ func TestVFIO_IOVARanges(t *testing.T) {
 		must(t, x.Unmap())
 		must(t, d.UnmapDMA(1<<48-0x2000, 0x2000))
 	})
+	// All 64 bits: type 1 cannot unmap the last page, so that its container has none.
+	m.Ranges = []vfio.IOVARange{{First: 0, Last: 1<<64 - 1}}
+	eachWay(t, m, vfiotest.Function{}, func(t *testing.T, k *vfiotest.Kernel, f *vfiotest.Function, d *vfiopci.Device) {
+		last := uint64(1<<64 - 1 - 64<<10)
+		if d.Info().Backend == "iommufd" {
+			last = 1<<64 - 1
+		}
+		if want := []vfio.IOVARange{{First: 0, Last: 0xfedfffff}, {First: 0xfef00000, Last: last}}; !slices.Equal(d.IOVARanges(), want) {
+			t.Errorf("ranges %v, want %v", d.IOVARanges(), want)
+		}
+		mem := memory(t, 0x2000)
+		must(t, d.MapDMA(last-0x1fff, mem, 0, 0x2000, vfio.ProtRead))
+		must(t, d.UnmapDMA(last-0x1fff, 0x2000))
+	})
 	// Many ranges: both answers are asked for twice.
 	m.Ranges = nil
 	for i := range uint64(40) {

@@ -23,7 +23,8 @@ type mapping struct {
 type space struct {
 	k       *Kernel
 	maps    map[uint64]mapping
-	entries int // limit; 0: none
+	entries int  // limit; 0: none
+	type1   bool // VFIO's own, and not iommufd's
 }
 
 func newSpace(k *Kernel, entries int) *space {
@@ -63,6 +64,9 @@ func (s *space) remove(iova, n uint64) (uint64, error) {
 		return 0, unix.EINVAL
 	}
 	last := iova + n - 1
+	if s.type1 && last == 1<<64-1 {
+		return 0, nil // as before Linux commit ef270ec44637: the end that it compares with is 0
+	}
 	got := uint64(0)
 	for at, m := range s.maps {
 		if end := at + m.n - 1; at <= last && iova <= end && (at < iova || end > last) {
@@ -165,6 +169,7 @@ func (c *container) ioctl(req uint, arg unsafe.Pointer, n int) (int, error) {
 			entries = 0
 		}
 		c.space = newSpace(c.k, entries)
+		c.space.type1 = !c.compat
 		return 0, nil
 	}
 	if c.space == nil {

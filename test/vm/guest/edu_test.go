@@ -355,7 +355,7 @@ func TestEduMapErrors(t *testing.T) {
 			{"overlap", 0x100000 + page, page, vfio.ErrExists},
 			{"the interrupts' window", 0xfee00000, page, vfio.ErrInvalid},
 			{"no whole page", 0x200000, 100, vfio.ErrAlignment},
-			{"beyond the width", last + 1, page, vfio.ErrInvalid},
+			{"beyond the last address", last + 1, page, vfio.ErrInvalid},
 			{"wraps", ^uint64(0) - page + 1, 2 * page, vfio.ErrInvalid},
 		} {
 			err := e.dev.MapDMA(c.iova, m, 0, c.n, vfio.ProtReadWrite)

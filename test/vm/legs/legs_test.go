@@ -16,8 +16,6 @@ import (
 type leg struct {
 	name string
 	full bool // at full scale only
-	// skip names guest tests that this guest cannot stand.
-	skip string
 	cfg  vm.Config
 }
 
@@ -32,9 +30,7 @@ var legs = []leg{
 	// Without interrupt remapping VFIO wants to be told that its interrupts are trusted.
 	{name: "6.12/type1/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.Type1, IOMMU: vm.Virtio, ModuleArgs: trusted}},
 	{name: "6.12/iommufd/virtio-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel612, VFIO: vm.IOMMUFD, IOMMU: vm.Virtio, ModuleArgs: trusted}},
-	// Behind QEMU's amd-iommu the kernel reads its event log for ever after some hundred refused accesses, a few bytes
-	// each: tests that have DMA refused are left out.
-	{name: "6.1/type1/amd-iommu", full: true, skip: "^(TestEduIsBehindTheIOMMU|TestCardsSelftest)$", cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1, IOMMU: vm.AMD}},
+	{name: "6.1/type1/amd-iommu", full: true, cfg: vm.Config{Kernel: vm.Kernel61, VFIO: vm.Type1, IOMMU: vm.AMD}},
 }
 
 // each runs a suite on every leg, side by side. A payload that fails is a failure; a guest that cannot be had is a leg
@@ -80,7 +76,7 @@ func TestVM_VFIO(t *testing.T) {
 	}
 	each(t, func(t *testing.T, l leg) {
 		cfg := l.cfg
-		cfg.Binary, cfg.Args = tests, []string{"-test.v", "-test.run=^Test(Edu|Cards)", "-test.skip=" + l.skip}
+		cfg.Binary, cfg.Args = tests, []string{"-test.v", "-test.run=^Test(Edu|Cards)"}
 		cfg.Env = []string{"RNIC_VFIO_WAYS=" + cfg.VFIO}
 		cfg.Devices, cfg.BindDevices, cfg.Cards = []string{"edu"}, true, 2
 		cfg.Files = map[string]string{"/bin/rnicctl": rnicctl, "/golden": "../../golden"}

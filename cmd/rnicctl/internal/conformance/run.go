@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"rnic/driver"
@@ -78,20 +79,10 @@ func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err e
 		return s, nil
 	}
 	s.Ruled = x.ruled
-	var devs [2]*driver.Device
-	defer func() {
-		for _, d := range devs {
-			if d != nil {
-				if e := d.Close(); e != nil && err == nil {
-					err = e
-				}
-			}
-		}
-	}()
-	for i, addr := range []string{o.AddrA, o.AddrB} {
-		if devs[i], err = o.open(ctx, addr); err != nil {
-			return s, err
-		}
+	devs, err := o.openBoth(ctx)
+	defer func() { err = errors.Join(err, closeBoth(devs)) }()
+	if err != nil {
+		return s, err
 	}
 	if lacks := lacking(r.needs(), devs); lacks != "" {
 		s.Result, s.Why = Skip, lacks
@@ -106,6 +97,30 @@ func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err e
 		s.fail(err)
 	}
 	return s, nil
+}
+
+// openBoth opens the cards side by side: a function's reset takes a tenth of a second in the kernel's VFIO, and there are
+// two for each opening. What was opened is given with an error too.
+func (o *Options) openBoth(ctx context.Context) (devs [2]*driver.Device, err error) {
+	var wait sync.WaitGroup
+	var errs [2]error
+	for i, addr := range []string{o.AddrA, o.AddrB} {
+		wait.Go(func() { devs[i], errs[i] = o.open(ctx, addr) })
+	}
+	wait.Wait()
+	return devs, errors.Join(errs[:]...)
+}
+
+func closeBoth(devs [2]*driver.Device) error {
+	var wait sync.WaitGroup
+	var errs [2]error
+	for i, d := range devs {
+		if d != nil {
+			wait.Go(func() { errs[i] = d.Close() })
+		}
+	}
+	wait.Wait()
+	return errors.Join(errs[:]...)
 }
 
 func (o *Options) open(ctx context.Context, addr string) (*driver.Device, error) {
