@@ -346,7 +346,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 }
 
 // FD is an eventfd for a caller's own loop, readable after the event that Arm
-// asked for, and when the queue ends. Read its 8 bytes to clear it. It is the
+// asked for, also one from before the first call, and when the queue ends. Read its 8 bytes to clear it. It is the
 // queue's; -1 when none can be had or the queue is closed. While Wait is in
 // use on the same queue, an event may be for either.
 func (c *CQ) FD() int {
@@ -367,6 +367,9 @@ func (c *CQ) FD() int {
 		return -1
 	}
 	c.eventFD.Store(int32(fd))
+	if len(c.wake) > 0 { // notify leaves its token before it looks for the descriptor
+		_, _ = unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
 	return fd
 }
 

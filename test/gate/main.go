@@ -50,7 +50,7 @@ var suites = []suite{
 	{name: "rules", command: test("./test/rules")},
 	{name: "walks", command: test("-run", "^TestG(02|17|21)_", "./hw/gather")}, // the campaigns, whole; under race they are a tenth
 	{name: "no false alarm", command: test("-timeout", "60m", "-run", "^TestG21_VerifyCampaign$", "./driver")},
-	{name: "sleep and kick", command: test("-timeout", "60m", "-run", "^TestSleep_", "./driver", "./hw/softcard")},
+	{name: "sleep and kick", command: test("-timeout", "60m", "-run", "^Test(Sleep|Interrupts)_", "./driver", "./hw/softcard")},
 	{name: "rate limits", command: test("-timeout", "60m", "-run", "^TestG1[56]_", "./hw/softcard", "./driver")},
 	{name: "looking", command: test("./test/twoprocess")}, // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
