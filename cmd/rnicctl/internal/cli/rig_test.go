@@ -17,9 +17,11 @@ import (
 	"rnic/cmd/rnicctl/internal/qppair"
 	"rnic/driver"
 	"rnic/hw"
+	"rnic/hw/softcard"
 	_ "rnic/hw/softcard/soft"
 	"rnic/vfio"
 	"rnic/vfio/pcidev"
+	"rnic/vfio/vfiouser"
 )
 
 // result is what one run of rnicctl left.
@@ -254,4 +256,66 @@ func (f flipping) WriteRegion(i int, off uint64, p []byte) error {
 		err = f.Device.WriteRegion(i, hw.RegDebugFlipByte, []byte{5, 0, 0, 0})
 	}
 	return err
+}
+
+// The scheme "remembering" is a card that has a key in its table after its reset: index 7, tag 0xa5, of 4096 bytes.
+func init() {
+	vfio.Register("remembering", func(ctx context.Context, rest string) (vfio.Device, error) {
+		d, err := vfio.Open(ctx, "soft:"+rest)
+		return remembering{d}, err
+	})
+}
+
+type remembering struct{ vfio.Device }
+
+func (r remembering) WriteRegion(i int, off uint64, p []byte) error {
+	err := r.Device.WriteRegion(i, off, p)
+	if err == nil && i == hw.BARCtrl && off == hw.RegControlCommandEnable && p[0] == 1 {
+		e := hw.KeyEntry{Length: 4096, Valid: uint32(hw.KeyEntryValid(0).WithTag(0xa5).WithState(hw.KeyStateValid))}
+		err = r.Device.WriteRegion(hw.BARKeytable, 7*hw.KeyEntrySize, e.AsBytes())
+	}
+	return err
+}
+
+// The scheme "spoiling" is a card, alone on its wire, that walks right and places wrong: each payload of
+// 1 KiB or more comes to memory with its first byte inverted.
+func init() {
+	vfio.Register("spoiling", func(ctx context.Context, rest string) (vfio.Device, error) {
+		card, err := softcard.New(softcard.Config{Name: rest, Engine: hw.EngineGo})
+		if err != nil {
+			return nil, err
+		}
+		wire, err := softcard.NewWire(0)
+		if err == nil {
+			err = wire.Join(card)
+		}
+		if err != nil {
+			return nil, err
+		}
+		client, server, err := vfiouser.Pair()
+		if err != nil {
+			return nil, err
+		}
+		worker := softcard.NewRunner()
+		worker.Add(card)
+		go func() {
+			_ = vfiouser.Serve(context.Background(), server, spoiling{card})
+			worker.Close()
+		}()
+		return vfiouser.Client(ctx, client, "spoiling:"+rest)
+	})
+}
+
+type spoiling struct{ *softcard.Card }
+
+func (s spoiling) Attach(h vfiouser.Host) { s.Card.Attach(spoilingHost{h}) }
+
+type spoilingHost struct{ vfiouser.Host }
+
+func (h spoilingHost) Write(iova uint64, p []byte) error {
+	if len(p) >= 1<<10 {
+		p = bytes.Clone(p)
+		p[0] ^= 0xff
+	}
+	return h.Host.Write(iova, p)
 }

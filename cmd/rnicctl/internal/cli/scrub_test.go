@@ -5,8 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"rnic/driver"
 	"rnic/driver/drivertest"
+	"rnic/hw"
 )
 
 // TestScrubFinds: what --scrub says of a bit flipped in the card's key cache, or in its table with and
@@ -80,5 +83,31 @@ func TestScrubFinds(t *testing.T) {
 	}
 	if r := rnicctl(t, "keys", "--scrub", "-d", "soft:scrubbed").well(t); !strings.Contains(r.out, " 0 fields differ") {
 		t.Errorf("flipped back: %s", r.out)
+	}
+}
+
+// TestScrubOfAFreeCard: a card that nobody holds is opened, which resets it. Its tables are empty then, and the scrub
+// says so; of one that kept a key through its reset the scrub finds the key, which no driver wrote.
+func TestScrubOfAFreeCard(t *testing.T) {
+	sockets(t)
+	if r := rnicctl(t, "keys", "--scrub", "-d", "soft:free").well(t); !strings.HasPrefix(r.out, "0 keys, 0 of 256 lines of the key cache in use: 0 fields differ") ||
+		!strings.Contains(r.err, "opened the card") {
+		t.Errorf("%s%s", r.out, r.err)
+	}
+	r := rnicctl(t, "keys", "--scrub", "-d", "remembering:free", "--json")
+	o := r.object(t, "scrub")
+	found := map[string]any{}
+	for _, m := range o["mismatches"].([]any) {
+		m := m.(map[string]any)
+		if m["index"] != float64(7) || m["where"] != driver.ScrubEither || m["shadow"] != "0x0" || m["cache_line"] != nil {
+			t.Errorf("%v", m)
+		}
+		found[m["field"].(string)] = m["table"]
+	}
+	if want := map[string]any{"length": "0x1000", "tag": "0xa5", "state": hex64(uint64(hw.KeyStateValid))}; r.code != exitFound || o["answered_by"] != "card" || !cmp.Equal(found, want) {
+		t.Errorf("exit %d, answered by %v, %v, want %v", r.code, o["answered_by"], found, want)
+	}
+	if r := rnicctl(t, "keys", "--scrub", "-d", "remembering:free"); r.code != exitFound || !strings.Contains(r.out, "table or shadow") || !strings.Contains(r.out, "3 fields differ") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.err)
 	}
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -99,6 +98,35 @@ type verifyJSON struct {
 	Lost       uint64         `json:"lost_records"`
 	Skipped    uint64         `json:"skipped_packets"`
 	Mismatch   *differingJSON `json:"mismatch,omitempty"` // the first
+	Arrival    *arrivalJSON   `json:"arrival,omitempty"`  // the first that is wrong, of a request that was walked right
+}
+
+// arrivalJSON is a request whose packets are those of the walk, and that brought other bytes to the far end's memory.
+type arrivalJSON struct {
+	QPN      uint32 `json:"qpn"` // that posted it
+	WRID     string `json:"wr_id"`
+	Opcode   string `json:"opcode"`
+	Bytes    int    `json:"bytes"`
+	Segments int    `json:"segments"`
+	Differ   int    `json:"differing_bytes"`
+	Offset   int    `json:"offset"` // of the first of them
+	Sent     string `json:"sent"`   // that byte, as it was gathered
+	Found    string `json:"found"`  // and as it lies at the far end
+}
+
+// arrival compares what came with what was sent; nil where it is the same.
+func arrival(q *driver.QP, wr *driver.SendWR, sent, found []byte) *arrivalJSON {
+	j := &arrivalJSON{QPN: q.Number(), WRID: hex64(wr.WRID), Opcode: wr.Opcode.String(), Bytes: len(sent), Segments: len(wr.SGEs)}
+	for i := len(sent) - 1; i >= 0; i-- {
+		if sent[i] != found[i] {
+			j.Differ++
+			j.Offset, j.Sent, j.Found = i, fmt.Sprintf("0x%02x", sent[i]), fmt.Sprintf("0x%02x", found[i])
+		}
+	}
+	if j.Differ == 0 {
+		return nil
+	}
+	return j
 }
 
 type differingJSON struct {
@@ -156,7 +184,7 @@ func (a *app) verifyRun(ctx context.Context, o *verifyOptions) error {
 	if err := a.showVerify(r); err != nil {
 		return err
 	}
-	if r.Mismatches > 0 {
+	if r.Mismatches > 0 || r.Arrival != nil {
 		return errFound
 	}
 	return nil
@@ -183,6 +211,11 @@ func (a *app) showVerify(r *verifyJSON) error {
 		if m.Bundle != "" {
 			fmt.Fprintf(a.out, "\nwalk it again: rnicctl verify --replay %s\n", m.Bundle)
 		}
+	}
+	if m := r.Arrival; m != nil {
+		fmt.Fprintf(a.out, "\nQP %#x, %s work request %s of %d bytes in %d segments: its packets are those of the walk, and other bytes lie at the far end:\n"+
+			"%d differ, the first at offset %d: sent %s, found %s. See what came over the wire: rnicctl capture\n",
+			m.QPN, m.Opcode, m.WRID, m.Bytes, m.Segments, m.Differ, m.Offset, m.Sent, m.Found)
 	}
 	return nil
 }
@@ -258,7 +291,7 @@ func (a *app) verifyOn(ctx context.Context, b *bench, o *verifyOptions, r *verif
 			p.at(r.Requests, o.count, "requests")
 		}
 		v := pairs[rnd.IntN(len(pairs))]
-		err := a.verifyOne(ctx, v, rnd, uint64(r.Requests))
+		wrong, err := a.verifyOne(ctx, v, rnd, uint64(r.Requests))
 		for _, end := range v.Pair {
 			if e := end.QP.VerifyError(); e != nil {
 				r.Requests++
@@ -269,13 +302,18 @@ func (a *app) verifyOn(ctx context.Context, b *bench, o *verifyOptions, r *verif
 		if err != nil {
 			return fmt.Errorf("request %d of seed %d: %w", r.Requests, o.seed, err)
 		}
+		if wrong != nil {
+			r.Requests++
+			r.Arrival = wrong
+			return nil
+		}
 	}
 	return nil
 }
 
 // verifyOne posts a random request, takes its completion, and looks whether the
 // payload arrived.
-func (a *app) verifyOne(ctx context.Context, v *verifyPair, rnd *rand.Rand, wrid uint64) error {
+func (a *app) verifyOne(ctx context.Context, v *verifyPair, rnd *rand.Rand, wrid uint64) (wrong *arrivalJSON, err error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	walker, other := v.Pair[0], v.Pair[1]
@@ -321,19 +359,19 @@ func (a *app) verifyOne(ctx context.Context, v *verifyPair, rnd *rand.Rand, wrid
 	clear(v.sink.Bytes()[:len(want)])
 	if receives {
 		if err := other.QP.PostRecv(&driver.RecvWR{WRID: wrid, SGEs: []driver.SGE{v.sink.SGE(0, verifyTarget)}}); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := poster.QP.PostSend(&wr); err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := poster.Wait(ctx); err != nil {
 		walker.Dev.Verification() // the responder's reports may not have been looked at
-		return err
+		return nil, err
 	}
 	if receives {
 		if _, err := other.Wait(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	// READ responses have no completion at the side that gathers them: they are
@@ -341,12 +379,9 @@ func (a *app) verifyOne(ctx context.Context, v *verifyPair, rnd *rand.Rand, wrid
 	walker.Dev.Verification()
 	other.Dev.Verification()
 	if walker.QP.VerifyError() != nil || other.QP.VerifyError() != nil {
-		return nil // the caller looks
+		return nil, nil // the caller looks
 	}
-	if !bytes.Equal(v.sink.Bytes()[:len(want)], want) {
-		return fmt.Errorf("%v of %d bytes in %d segments: verified, and other bytes arrived: %w", wr.Opcode, len(want), len(wr.SGEs), errFound)
-	}
-	return nil
+	return arrival(poster.QP, &wr, want, v.sink.Bytes()), nil
 }
 
 // replayJSON is the object of a replay.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -76,6 +77,39 @@ func TestVerifyFindsFaults(t *testing.T) {
 		text := rnicctl(t, "verify", "--replay", o.Mismatch.Bundle)
 		if text.code != exitFound || !strings.Contains(text.out, o.Mismatch.Differences[0].What) || !strings.Contains(text.out, "as recorded") {
 			t.Errorf("%s: exit %d\n%s", fault, text.code, text.out)
+		}
+	}
+}
+
+// TestVerifyFindsWrongArrivals: a card whose packets are right and that places them wrong is found too: the report names
+// the request and the byte, in text and in JSON that fits the schema, and the exit is 1.
+func TestVerifyFindsWrongArrivals(t *testing.T) {
+	sockets(t)
+	run := rnicctl(t, "verify", "--json", "--count", "200", "-d", "spoiling:json")
+	run.objects(t, "verify")
+	var o struct {
+		verifyObject
+		Arrival *struct {
+			Opcode                  string
+			Bytes, Segments, Offset int
+			Differing               int `json:"differing_bytes"`
+			Sent, Found             string
+			WRID                    string `json:"wr_id"`
+		}
+	}
+	if err := json.Unmarshal([]byte(run.out), &o); err != nil || run.code != exitFound || o.Mismatches != 0 || o.Mismatch != nil || o.Arrival == nil {
+		t.Fatalf("exit %d, %v\n%s%s", run.code, err, run.out, run.err)
+	}
+	a := o.Arrival
+	sent, err := strconv.ParseUint(a.Sent, 0, 8)
+	found, err2 := strconv.ParseUint(a.Found, 0, 8)
+	if err != nil || err2 != nil || sent^found != 0xff || a.Bytes < 1<<10 || a.Differing < 1 || a.Offset%1024 != 0 || a.WRID != hex64(uint64(o.Requests-1)) {
+		t.Errorf("%+v, of %d requests", a, o.Requests)
+	}
+	text := rnicctl(t, "verify", "--count", "200", "-d", "spoiling:text")
+	for _, says := range []string{"MISMATCHES", a.Opcode + " work request " + a.WRID, fmt.Sprintf("%d bytes in %d segments", a.Bytes, a.Segments), fmt.Sprintf("at offset %d: sent %s, found %s", a.Offset, a.Sent, a.Found)} {
+		if text.code != exitFound || !strings.Contains(text.out, says) {
+			t.Errorf("exit %d, no %q in\n%s%s", text.code, says, text.out, text.err)
 		}
 	}
 }
