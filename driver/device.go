@@ -51,7 +51,7 @@ type Device struct {
 
 	rung                  chan struct{} // see ringer
 	commandRung, kickRung atomic.Bool
-	portAsk               chan struct{} // see portWatch
+	portAsk, lostAsk      chan struct{} // see asking
 
 	mu     sync.Mutex
 	closed bool
@@ -172,7 +172,7 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	}
 	d := &Device{
 		addr: addr, dev: dev, log: o.log.With(zap.String("device", addr)),
-		events: newEventQueue(), rung: make(chan struct{}, 1), portAsk: make(chan struct{}, 1),
+		events: newEventQueue(), rung: make(chan struct{}, 1), portAsk: make(chan struct{}, 1), lostAsk: make(chan struct{}, 1),
 		pds: map[uint32]*PD{}, mrs: map[uint32]*MR{}, cqs: map[uint32]*CQ{}, qps: map[uint32]*QP{},
 		shadow: shadow{keys: map[uint32]*shadowKey{}},
 		gone:   make(chan struct{}), stop: make(chan struct{}),
@@ -284,7 +284,7 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 		return err
 	}
 	d.wg.Add(1)
-	go d.portWatch()
+	go d.asking()
 	if o.gather == Host || d.attr.Capabilities&hw.CapabilityGather == 0 {
 		if err := d.startHostGather(ctx); err != nil {
 			return err

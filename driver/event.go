@@ -262,16 +262,24 @@ func (v *vector) drain() {
 			for _, c := range cqs {
 				c.notify()
 			}
+			if v.n == 0 { // asynchronous ones too
+				signal(v.d.lostAsk)
+			}
 		case hw.EventTypeCQError:
 			if c := v.d.cqByN.get(e.Object); c != nil {
 				c.overrun()
 			}
 		case hw.EventTypeQPFatal:
 			if e.Subtype == hw.ReasonRingRead {
-				v.d.ringLost(&e)
+				v.d.mu.Lock()
+				q := v.d.qps[e.Object]
+				v.d.mu.Unlock()
+				if q != nil {
+					q.ringLost(e.Info, e.Time)
+				}
 			}
 		case hw.EventTypePortActive, hw.EventTypePortErr, hw.EventTypeGIDChange:
-			v.d.portChanged()
+			signal(v.d.portAsk)
 		}
 		v.d.log.Info("event", zap.Stringer("type", e.Type), zap.Uint32("object", e.Object), zap.Stringer("reason", e.Subtype), zap.Uint32("info", e.Info))
 		v.d.events.push(Event{Type: EventType(e.Type), Object: e.Object, Reason: e.Subtype, Info: e.Info, Time: e.Time})

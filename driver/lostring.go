@@ -19,15 +19,12 @@ type lostRing struct {
 	time     uint64 // of the event
 }
 
-// ringLost is the card's event.
-func (d *Device) ringLost(e *hw.EQE) {
-	d.mu.Lock()
-	q := d.qps[e.Object]
-	d.mu.Unlock()
-	if q == nil {
+// ringLost has the driver flush the send queue, from a block on. The card says it once, by event, and each time that
+// it is asked; the first word counts. time is the event's, 0 where it was lost.
+func (q *QP) ringLost(from uint32, time uint64) {
+	if q.unread.Swap(true) {
 		return
 	}
-	q.unread.Store(true)
 	q.sqMu.Lock()
 	if q.sendErr == nil {
 		q.sendErr = q.unreadable()
@@ -39,7 +36,7 @@ func (d *Device) ringLost(e *hw.EQE) {
 	if c.qps[q.n] == q {
 		c.forget(q)
 		c.lost = append(c.lost, q)
-		q.flush = lostRing{from: e.Info, to: to, time: e.Time}
+		q.flush = lostRing{from: from, to: to, time: time}
 	}
 	c.mu.Unlock()
 	c.notify()

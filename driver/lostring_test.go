@@ -1,10 +1,12 @@
 package driver_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	"rnic/driver"
+	"rnic/hw/softcard"
 )
 
 // ownRing is a pair whose side a has a queue pair more, with rings that can be unmapped.
@@ -162,5 +164,92 @@ func TestFlush_FromWhereTheCardSays(t *testing.T) {
 	}
 	if n, err := a.cq.Poll(make([]driver.WC, 1)); n != 0 || err != nil {
 		t.Errorf("one completion too many (%v)", err)
+	}
+}
+
+// TestFlush_EventsLost: queue pairs whose rings fault all at once, more than the card's event queue has room for. The events
+// of some are lost, and all their work requests complete as flushed all the same; so ends a completion queue that
+// overflowed meanwhile.
+func TestFlush_EventsLost(t *testing.T) {
+	addrs := limited(t, softcard.Limits{EQLogEntries: 2})
+	a, b := newSide(t, addrs[0], 256, smallQP), newSide(t, addrs[1], 256, smallQP)
+	ctx := testCtx(t)
+	small, err := a.d.CreateCQ(ctx, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.d.OwnRings()()
+	const many = 12
+	var qps []*driver.QP
+	for i := range many {
+		init := smallQP
+		init.MaxSendWR, init.MaxRecvWR, init.SendCQ, init.RecvCQ = 4, 4, a.cq, a.cq
+		if i == many-1 {
+			init.RecvCQ = small // it has room for one of the receives
+		}
+		q, err := a.pd.CreateQP(ctx, init)
+		if err != nil {
+			t.Fatal(err)
+		}
+		init.SendCQ, init.RecvCQ = b.cq, b.cq
+		peer, err := b.pd.CreateQP(ctx, init)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect(t, q, peer)
+		qps = append(qps, q)
+	}
+	for i := range uint64(small.Entries() + 1) {
+		if err := qps[many-1].PostRecv(&driver.RecvWR{WRID: i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g, err := a.d.Debug()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(qps[0].UnmapRings(), g.HoldInterrupts(1)); err != nil { // the mapping holds them all
+		t.Fatal(err)
+	}
+	const each = 3
+	for i, q := range qps {
+		for n := range each {
+			if err := q.PostSend(&driver.SendWR{WRID: uint64(i*each + n), Opcode: driver.Write}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var wcs []driver.WC
+	for range many { // the first of each, which the card completes itself
+		wcs = append(wcs, wait(t, a.cq, 1)...)
+	}
+	if lost := counter(t, a.d, "EVENTS_LOST"); lost == 0 {
+		t.Fatal("no event was lost")
+	}
+	if err := g.HoldInterrupts(0); err != nil {
+		t.Fatal(err)
+	}
+	wcs = append(wcs, wait(t, a.cq, many*(each-1))...)
+	next := make([]uint64, many)
+	for _, wc := range wcs {
+		status := driver.StatusWRFlushErr
+		i := int(wc.WRID) / each
+		if next[i] == 0 {
+			status = driver.StatusLocQPOpErr
+		}
+		if wc.QPN != qps[i].Number() || wc.Status != status || wc.WRID != uint64(i*each)+next[i] {
+			t.Errorf("%+v; want send %d of QP %#x, %v", wc, next[i], qps[i].Number(), status)
+		}
+		next[i]++
+	}
+	var wc [8]driver.WC
+	for {
+		n, err := small.Wait(ctx, wc[:])
+		if errors.Is(err, driver.ErrOverrun) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("the completion queue that overflowed: %d, %v", n, err)
+		}
 	}
 }

@@ -336,6 +336,9 @@ func (q *QP) Drain(ctx context.Context) error {
 		if err != nil {
 			return q.fail(op, err)
 		}
+		if c.SQUnread != 0 {
+			q.ringLost(c.SQUnreadFrom, 0)
+		}
 		q.sqMu.Lock()
 		sends := q.sq.Producer() - c.SQConsumer
 		q.sqMu.Unlock()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"go.uber.org/zap"
-
 	"rnic/hw"
 )
 
@@ -37,33 +35,6 @@ func (d *Device) queryPort(ctx context.Context) error {
 	p.PKeys = append(p.PKeys, c.PKey[:min(int(c.PKeyCount), len(c.PKey))]...)
 	d.port.Store(&p)
 	return nil
-}
-
-// portChanged has the port asked about again. The event goroutine calls it,
-// which must not wait for a command.
-func (d *Device) portChanged() {
-	select {
-	case d.portAsk <- struct{}{}:
-	default:
-	}
-}
-
-func (d *Device) portWatch() {
-	defer d.wg.Done()
-	for {
-		select {
-		case <-d.portAsk:
-		case <-d.gone:
-			return
-		case <-d.stop:
-			return
-		}
-		ctx, cancel := bound(context.Background())
-		if err := d.queryPort(ctx); err != nil && !isGone(err) {
-			d.log.Warn("query port", zap.Error(err))
-		}
-		cancel()
-	}
 }
 
 // PortConfig is what ModifyPort sets.

@@ -3094,11 +3094,15 @@ type QPContext struct {
 	// ErrorSegment: QUERY: its segment, or NO_SEGMENT.
 	ErrorSegment uint8 // 0x99
 	// Held: QUERY: 1 while the gate holds the QP.
-	Held        uint8 // 0x9a
-	reserved155 uint8 // 0x9b
+	Held uint8 // 0x9a
+	// SQUnread: QUERY: 1: the send ring could not be read to flush it (Reason RING_READ).
+	SQUnread uint8 // 0x9b
 	// ErrorKey: QUERY: its key.
-	ErrorKey    uint32    // 0x9c
-	reserved160 [4]uint64 // 0xa0
+	ErrorKey uint32 // 0x9c
+	// SQUnreadFrom: QUERY: with sq_unread, the first block that the card does not flush.
+	SQUnreadFrom uint32    // 0xa0
+	reserved164  uint32    // 0xa4
+	reserved168  [3]uint64 // 0xa8
 }
 
 // Size of a QPContext and its alignment in memory that the card sees, in bytes.
@@ -3197,12 +3201,16 @@ const (
 	_ = uint(153 - unsafe.Offsetof(QPContext{}.ErrorSegment))
 	_ = uint(unsafe.Offsetof(QPContext{}.Held) - 154)
 	_ = uint(154 - unsafe.Offsetof(QPContext{}.Held))
-	_ = uint(unsafe.Offsetof(QPContext{}.reserved155) - 155)
-	_ = uint(155 - unsafe.Offsetof(QPContext{}.reserved155))
+	_ = uint(unsafe.Offsetof(QPContext{}.SQUnread) - 155)
+	_ = uint(155 - unsafe.Offsetof(QPContext{}.SQUnread))
 	_ = uint(unsafe.Offsetof(QPContext{}.ErrorKey) - 156)
 	_ = uint(156 - unsafe.Offsetof(QPContext{}.ErrorKey))
-	_ = uint(unsafe.Offsetof(QPContext{}.reserved160) - 160)
-	_ = uint(160 - unsafe.Offsetof(QPContext{}.reserved160))
+	_ = uint(unsafe.Offsetof(QPContext{}.SQUnreadFrom) - 160)
+	_ = uint(160 - unsafe.Offsetof(QPContext{}.SQUnreadFrom))
+	_ = uint(unsafe.Offsetof(QPContext{}.reserved164) - 164)
+	_ = uint(164 - unsafe.Offsetof(QPContext{}.reserved164))
+	_ = uint(unsafe.Offsetof(QPContext{}.reserved168) - 168)
+	_ = uint(168 - unsafe.Offsetof(QPContext{}.reserved168))
 )
 
 // ViewQPContext overlays a QPContext on the first 192 bytes of b, which stays the owner. It is nil where b is
@@ -3240,8 +3248,8 @@ func (x *QPContext) ReservedZero() bool {
 		x.AV.ReservedZero() &&
 		x.LastAckedPSN>>24 == 0 &&
 		x.MSN>>24 == 0 &&
-		x.reserved155 == 0 &&
-		(x.reserved160 == [4]uint64{})
+		x.reserved164 == 0 &&
+		(x.reserved168 == [3]uint64{})
 }
 
 // QPStats (128 bytes, aligned to 64 in memory that the card sees): Counters of a QP, behind its

@@ -619,9 +619,11 @@ package card_pkg;
   // QPContext: Context of a QP, in CREATE_QP, MODIFY_QP and QUERY_QP.
   localparam logic [31:0] QP_CONTEXT_SIZE = 32'd192;
   typedef struct packed {
-    logic [255:0] reserved_160; // 0xa0
+    logic [191:0] reserved_168; // 0xa8
+    logic [31:0] reserved_164; // 0xa4
+    logic [31:0] sq_unread_from; // 0xa0 QUERY: with sq_unread, the first block that the card does not flush.
     logic [31:0] error_key; // 0x9c QUERY: its key.
-    logic [7:0] reserved_155; // 0x9b
+    logic [7:0] sq_unread; // 0x9b QUERY: 1: the send ring could not be read to flush it (Reason RING_READ).
     logic [7:0] held; // 0x9a QUERY: 1 while the gate holds the QP.
     logic [7:0] error_segment; // 0x99 QUERY: its segment, or NO_SEGMENT.
     reason_e error_reason; // 0x98 QUERY: first cause of ERR.

@@ -56,11 +56,15 @@ func (c *Card) flush(q *qp) turn {
 func (c *Card) flushPosted(q *qp) {
 	s := &q.send
 	var ctl hw.ControlSegment
+	if q.unread { // more was posted meanwhile
+		s.fetched = q.sqSeen
+		return
+	}
 	raw := c.qps.scratch[:hw.WQEBlock]
 	if r := c.readSQ(q, s.fetched, 1, raw); r != hw.ReasonNone {
-		first := s.fetched
+		q.unread, q.unreadFrom = true, s.fetched
 		s.fetched = q.sqSeen // the driver knows what they were
-		c.event(hw.EventTypeQPFatal, hw.ReasonRingRead, q.number, first)
+		c.event(hw.EventTypeQPFatal, hw.ReasonRingRead, q.number, q.unreadFrom)
 		return
 	}
 	copy(ctl.AsBytes(), raw)

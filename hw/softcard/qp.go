@@ -67,6 +67,9 @@ type qp struct {
 	errReason  hw.Reason
 	errSegment uint8
 	errKey     uint32
+
+	unread     bool   // the send ring could not be read to flush it,
+	unreadFrom uint32 // from this block on
 }
 
 const (
@@ -201,6 +204,7 @@ func (q *qp) reset() {
 	q.stopTimers()
 	q.estDone, q.drainAsked = false, false
 	q.errReason, q.errSegment, q.errKey = 0, hw.NoSegment, 0
+	q.unread, q.unreadFrom = false, 0
 }
 
 // destroyQP is DESTROY_QP. A Step leaves no DMA under way, so the answer can be
@@ -250,6 +254,9 @@ func (q *qp) context() hw.QPContext {
 	out.ErrorReason, out.ErrorSegment, out.ErrorKey = q.errReason, q.errSegment, q.errKey
 	if q.gateAt != 0 {
 		out.Held = 1
+	}
+	if q.unread {
+		out.SQUnread, out.SQUnreadFrom = 1, q.unreadFrom
 	}
 	return out
 }

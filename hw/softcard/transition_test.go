@@ -204,7 +204,7 @@ func TestCreateRefusals(t *testing.T) {
 		{"doorbells in two pages", 18, func(x *hw.QPContext) { x.RQDoorbell += p.a.card.mem.stride }, param(hw.CommandSyndromeDoorbell)},
 		{"doorbell out of range", 18, func(x *hw.QPContext) { x.SQDoorbell, x.RQDoorbell = 0xfffffff0, 0xfffffff4 }, param(hw.CommandSyndromeDoorbell)},
 		{"another queue's doorbell", 18, func(x *hw.QPContext) { x.SQDoorbell, x.RQDoorbell = q.ctx.SQDoorbell+8, q.ctx.SQDoorbell+12 }, param(hw.CommandSyndromeDoorbell)},
-		{"reserved", 18, func(x *hw.QPContext) { x.AsBytes()[160] = 1 }, bad(hw.CommandStatusReservedNotZero, 0)},
+		{"reserved", 18, func(x *hw.QPContext) { x.AsBytes()[164] = 1 }, bad(hw.CommandStatusReservedNotZero, 0)},
 		{"domain of 25 bits", 18, func(x *hw.QPContext) { x.PD = 1 << 24 }, bad(hw.CommandStatusReservedNotZero, 0)},
 	} {
 		x := q.ctx
