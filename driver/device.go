@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"rnic/hw"
+	"rnic/hw/image"
 	"rnic/queues"
 	"rnic/vfio"
 	_ "rnic/vfio/vfiopci"  // PCI addresses
@@ -83,6 +84,7 @@ type options struct {
 	verify     VerifyMode
 	verifyDir  string
 	gather     GatherMode
+	manifest   *image.Manifest
 }
 
 // VerifyMode says which gathers of the card are done again in software and
@@ -133,6 +135,10 @@ func WithVerifyDir(dir string) Option { return func(o *options) { o.verifyDir = 
 // gather. Host needs a card with the rings for it, else Open is ErrNotSupported.
 func WithGather(m GatherMode) Option { return func(o *options) { o.gather = m } }
 
+// WithManifest opens the card only if it runs this image: else Open is ErrImage.
+// For a card with a flash window the header in the flash is compared without it.
+func WithManifest(m *image.Manifest) Option { return func(o *options) { o.manifest = m } }
+
 // WithStatusSocket serves the status socket at path; "" serves none. Without
 // this option it is in $XDG_RUNTIME_DIR/rnic, else in /run/rnic.
 func WithStatusSocket(path string) Option {
@@ -143,6 +149,7 @@ func WithStatusSocket(path string) Option {
 //
 // errors.Is: ErrNotFound; ErrBusy, naming the pid of the holder where it can
 // be known; ErrPermission; ErrContractVersion, naming both versions;
+// ErrImage for a card that does not run the image that it says it runs;
 // ErrNotSupported for an option or an address scheme that is not there.
 func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	o := options{log: zap.NewNop()}
@@ -216,7 +223,7 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 	if d.ctrl, err = vfio.NewBAR(d.dev, hw.BARCtrl); err != nil {
 		return err
 	}
-	if err := d.identify(); err != nil {
+	if err := identify(d.ctrl); err != nil {
 		return err
 	}
 	if d.dev.Info().Reset {
@@ -228,6 +235,9 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 		return err
 	}
 	if err := d.readAttr(); err != nil {
+		return err
+	}
+	if err := d.checkImage(ctx, o.manifest); err != nil {
 		return err
 	}
 	if d.bells, err = vfio.NewBAR(d.dev, hw.BARDoorbell); err != nil {
@@ -300,12 +310,12 @@ func (d *Device) bringUp(ctx context.Context, o *options) error {
 }
 
 // identify checks that a card of this contract answers.
-func (d *Device) identify() error {
-	magic, err := d.ctrl.Read32(hw.RegIdentMagic)
+func identify(ctrl *vfio.BAR) error {
+	magic, err := ctrl.Read32(hw.RegIdentMagic)
 	if err != nil {
 		return err
 	}
-	version, err := d.ctrl.Read32(hw.RegIdentVersion)
+	version, err := ctrl.Read32(hw.RegIdentVersion)
 	switch v := hw.IdentVersion(version); {
 	case err != nil:
 		return err

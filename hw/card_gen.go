@@ -90,6 +90,12 @@ const (
 	CaptureHeader = 64
 	// NoTimer: In CLOCK_NEXT: no timer is running.
 	NoTimer = 0xffffffffffffffff
+	// ImageMagic: "RIMG" in memory order, first of an ImageHeader.
+	ImageMagic = 0x474d4952
+	// NoSlot: In FLASH.STARTED: the card runs none of the flash's images.
+	NoSlot = 0xffffffff
+	// FlashKey: "FLSH" in memory order, for FLASH.ENABLE.
+	FlashKey = 0x48534c46
 )
 
 // Engine: Kind of the gather engine behind this card.
@@ -219,6 +225,92 @@ func (v Capability) String() string {
 		names = append(names, hexName(uint64(rest)))
 	}
 	return strings.Join(names, "|")
+}
+
+// FlashCommand: What FLASH.COMMAND does.
+type FlashCommand uint32
+
+// The values of FlashCommand.
+const (
+	FlashCommandDone    FlashCommand = 0 // Read: the last one is done. Stored: nothing.
+	FlashCommandRead    FlashCommand = 1 // LENGTH bytes from ADDRESS on into DATA. Both are multiples of 4.
+	FlashCommandProgram FlashCommand = 2 // LENGTH bytes of DATA to ADDRESS: clears bits, sets none. Both are multiples of 4, and it crosses no page.
+	FlashCommandErase   FlashCommand = 3 // The sector at ADDRESS, its multiple: every bit is set.
+	FlashCommandStart   FlashCommand = 4 // The next reset of the function starts the card again from its flash, as power-up does.
+)
+
+// Valid reports whether v is a value that the contract defines.
+func (v FlashCommand) Valid() bool {
+	switch v {
+	case
+		FlashCommandDone,
+		FlashCommandRead,
+		FlashCommandProgram,
+		FlashCommandErase,
+		FlashCommandStart:
+		return true
+	}
+	return false
+}
+
+// String gives the contract's name of v, or FlashCommand(N) for an undefined value.
+func (v FlashCommand) String() string {
+	switch v {
+	case FlashCommandDone:
+		return "DONE"
+	case FlashCommandRead:
+		return "READ"
+	case FlashCommandProgram:
+		return "PROGRAM"
+	case FlashCommandErase:
+		return "ERASE"
+	case FlashCommandStart:
+		return "START"
+	}
+	return "FlashCommand(" + strconv.FormatUint(uint64(v), 10) + ")"
+}
+
+// FlashStatus: Why a flash command failed.
+type FlashStatus uint32
+
+// The values of FlashStatus.
+const (
+	FlashStatusOK      FlashStatus = 0 // It did not.
+	FlashStatusCommand FlashStatus = 1 // No such command.
+	FlashStatusRange   FlashStatus = 2 // ADDRESS or LENGTH is misaligned, crosses a page, or lies outside the flash.
+	FlashStatusLocked  FlashStatus = 3 // ERASE or PROGRAM without FLASH_KEY in ENABLE just before.
+	FlashStatusDevice  FlashStatus = 4 // The flash itself failed.
+)
+
+// Valid reports whether v is a value that the contract defines.
+func (v FlashStatus) Valid() bool {
+	switch v {
+	case
+		FlashStatusOK,
+		FlashStatusCommand,
+		FlashStatusRange,
+		FlashStatusLocked,
+		FlashStatusDevice:
+		return true
+	}
+	return false
+}
+
+// String gives the contract's name of v, or FlashStatus(N) for an undefined value.
+func (v FlashStatus) String() string {
+	switch v {
+	case FlashStatusOK:
+		return "OK"
+	case FlashStatusCommand:
+		return "COMMAND"
+	case FlashStatusRange:
+		return "RANGE"
+	case FlashStatusLocked:
+		return "LOCKED"
+	case FlashStatusDevice:
+		return "DEVICE"
+	}
+	return "FlashStatus(" + strconv.FormatUint(uint64(v), 10) + ")"
 }
 
 // AtomicScope: Among whose accesses an atomic operation is atomic.
@@ -4378,6 +4470,104 @@ func (x *CaptureRecord) Phase() bool { return CaptureRecordOwner(x.Owner).Phase(
 // SetPhase sets bits [0:0] of x.Owner and keeps the others; what does not fit in v is dropped.
 func (x *CaptureRecord) SetPhase(v bool) { x.Owner = uint32(CaptureRecordOwner(x.Owner).WithPhase(v)) }
 
+// ImageHeader (128 bytes, aligned to 8 in memory that the card sees): Of a slot of the flash, at its
+// first byte; the image begins in the sector behind. It is programmed last, and erased before anything
+// of its image is. At power-up the card starts the whole image of the newest generation: magic and CRC
+// of the header fit, and the image has the digest.
+type ImageHeader struct {
+	_ structs.HostLayout
+
+	// Magic: IMAGE_MAGIC.
+	Magic uint32 // 0x00
+	// Generation: One more than that of the image before it; a is newer than b if a - b is below 2^31.
+	Generation uint32 // 0x04
+	// Length: Bytes of the image.
+	Length uint32 // 0x08
+	// ContractMajor: Contract that the image has, as in IDENT.VERSION.
+	ContractMajor uint16 // 0x0c
+	// ContractMinor: Its minor.
+	ContractMinor uint16 // 0x0e
+	// Capabilities: Capabilities that its manifest states.
+	Capabilities Capability // 0x10
+	reserved24   uint64     // 0x18
+	// Part: As FLASH.PART.
+	Part [32]uint8 // 0x20
+	// Digest: SHA-256 of the image, as IDENT.BITSTREAM_DIGEST of a card that runs it.
+	Digest      [32]uint8 // 0x40
+	reserved96  [3]uint64 // 0x60
+	reserved120 uint32    // 0x78
+	// CRC: CRC-32 (IEEE) of the 124 bytes before it.
+	CRC uint32 // 0x7c
+}
+
+// Size of a ImageHeader and its alignment in memory that the card sees, in bytes.
+const (
+	ImageHeaderSize  = 128
+	ImageHeaderAlign = 8
+)
+
+// The compiler refuses a layout that is not the contract's.
+const (
+	_ = uint(unsafe.Sizeof(ImageHeader{}) - 128)
+	_ = uint(128 - unsafe.Sizeof(ImageHeader{}))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Magic) - 0)
+	_ = uint(0 - unsafe.Offsetof(ImageHeader{}.Magic))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Generation) - 4)
+	_ = uint(4 - unsafe.Offsetof(ImageHeader{}.Generation))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Length) - 8)
+	_ = uint(8 - unsafe.Offsetof(ImageHeader{}.Length))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.ContractMajor) - 12)
+	_ = uint(12 - unsafe.Offsetof(ImageHeader{}.ContractMajor))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.ContractMinor) - 14)
+	_ = uint(14 - unsafe.Offsetof(ImageHeader{}.ContractMinor))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Capabilities) - 16)
+	_ = uint(16 - unsafe.Offsetof(ImageHeader{}.Capabilities))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.reserved24) - 24)
+	_ = uint(24 - unsafe.Offsetof(ImageHeader{}.reserved24))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Part) - 32)
+	_ = uint(32 - unsafe.Offsetof(ImageHeader{}.Part))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.Digest) - 64)
+	_ = uint(64 - unsafe.Offsetof(ImageHeader{}.Digest))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.reserved96) - 96)
+	_ = uint(96 - unsafe.Offsetof(ImageHeader{}.reserved96))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.reserved120) - 120)
+	_ = uint(120 - unsafe.Offsetof(ImageHeader{}.reserved120))
+	_ = uint(unsafe.Offsetof(ImageHeader{}.CRC) - 124)
+	_ = uint(124 - unsafe.Offsetof(ImageHeader{}.CRC))
+)
+
+// ViewImageHeader overlays a ImageHeader on the first 128 bytes of b, which stays the owner. It is nil where b is
+// shorter or not aligned to 8.
+func ViewImageHeader(b []byte) *ImageHeader {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) < ImageHeaderSize || uintptr(p)%8 != 0 {
+		return nil
+	}
+	return (*ImageHeader)(p)
+}
+
+// SliceImageHeader overlays as many ImageHeader as b holds whole, a ring for example; b stays the owner. It is nil
+// where b is not aligned to 8.
+func SliceImageHeader(b []byte) []ImageHeader {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if uintptr(p)%8 != 0 {
+		return nil
+	}
+	return unsafe.Slice((*ImageHeader)(p), len(b)/ImageHeaderSize)
+}
+
+// AsBytes is x as the 128 bytes that the card sees; they share x's memory.
+func (x *ImageHeader) AsBytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(x)), ImageHeaderSize)
+}
+
+// ReservedZero reports whether every bit that the contract reserves in x is zero, nested structures included.
+func (x *ImageHeader) ReservedZero() bool {
+	return x.reserved24 == 0 &&
+		(x.reserved96 == [3]uint64{}) &&
+		x.reserved120 == 0
+}
+
 // DMARecord (64 bytes, aligned to 64 in memory that the card sees): A DMA access of the card, the
 // owner word last. Accesses to the log itself are neither numbered nor reported.
 type DMARecord struct {
@@ -4916,7 +5106,8 @@ const (
 	RegIdentBuildTime = 0x88
 	// RegIdentCommandLogEntries (32 bits, ro): log2 of the largest command ring.
 	RegIdentCommandLogEntries = 0x90
-	// RegIdentBitstreamDigest (32 bits, ro): SHA-256 of the bitstream; zero on the soft card.
+	// RegIdentBitstreamDigest (32 bits, ro): SHA-256 of the bitstream; zero on a soft card that runs no
+	// image of its flash.
 	RegIdentBitstreamDigest       = 0xa0
 	RegIdentBitstreamDigestCount  = 8
 	RegIdentBitstreamDigestStride = 0x4
@@ -5066,6 +5257,42 @@ const (
 	BlockKick = 0x2000
 	// RegKickKick (32 bits, wo): Any value wakes the card.
 	RegKickKick = 0x2000
+)
+
+// Block FLASH of BAR CTRL, and its registers as byte offsets in the BAR: The flash window (capability
+// FLASH): slots of equal size, each for one image behind its ImageHeader. One of them is written while
+// the card runs another, which it falls back to.
+const (
+	BlockFlash = 0x3000
+	// RegFlashSize (32 bits, ro): Bytes of the flash.
+	RegFlashSize = 0x3000
+	// RegFlashSector (32 bits, ro): Bytes that are erased at a time, a power of two.
+	RegFlashSector = 0x3004
+	// RegFlashPage (32 bits, ro): Bytes that are programmed at a time, a power of two from 128 to 256.
+	RegFlashPage = 0x3008
+	// RegFlashSlots (32 bits, ro): Slots, at least 2; slot n begins at n × SIZE / SLOTS, a multiple of
+	// SECTOR.
+	RegFlashSlots = 0x300c
+	// RegFlashStarted (32 bits, ro): Slot whose image the card runs, or NO_SLOT.
+	RegFlashStarted = 0x3010
+	// RegFlashAddress (32 bits, rw): Byte of the flash, for COMMAND.
+	RegFlashAddress = 0x3018
+	// RegFlashLength (32 bits, rw): Bytes, up to 256, for COMMAND.
+	RegFlashLength = 0x301c
+	// RegFlashEnable (32 bits, wo): FLASH_KEY lets the next command erase or program; any other store, and
+	// any command, takes that back.
+	RegFlashEnable = 0x3020
+	// RegFlashCommand (32 bits, rw): A FlashCommand. Reads 0 when done, 0x80000000 | FlashStatus after a
+	// failure, the command while it runs.
+	RegFlashCommand = 0x3024
+	// RegFlashPart (32 bits, ro): Part that images are made for, UTF-8, zero-filled.
+	RegFlashPart       = 0x3040
+	RegFlashPartCount  = 8
+	RegFlashPartStride = 0x4
+	// RegFlashData (32 bits, rw): Bytes of READ and PROGRAM, first byte lowest.
+	RegFlashData       = 0x3100
+	RegFlashDataCount  = 64
+	RegFlashDataStride = 0x4
 )
 
 // Block PORT of BAR CTRL, and its registers as byte offsets in the BAR: The port, for a look without
@@ -5519,7 +5746,7 @@ var Registers = []Register{
 	},
 	{Block: "IDENT", Name: "BITSTREAM_DIGEST", BAR: 0, Offset: 0xa0, Width: 32, Access: RO, Reset: 0x0,
 		Count: 8, Stride: 0x4,
-		Doc: "SHA-256 of the bitstream; zero on the soft card.",
+		Doc: "SHA-256 of the bitstream; zero on a soft card that runs no image of its flash.",
 	},
 	{Block: "IDENT", Name: "CARD_NAME", BAR: 0, Offset: 0xc0, Width: 32, Access: RO, Reset: 0x0,
 		Count: 8, Stride: 0x4,
@@ -5578,6 +5805,41 @@ var Registers = []Register{
 	},
 	{Block: "KICK", Name: "KICK", BAR: 0, Offset: 0x2000, Width: 32, Access: WO, Reset: 0x0,
 		Doc: "Any value wakes the card.",
+	},
+	{Block: "FLASH", Name: "SIZE", BAR: 0, Offset: 0x3000, Width: 32, Access: RO, Reset: 0x0,
+		Doc: "Bytes of the flash.",
+	},
+	{Block: "FLASH", Name: "SECTOR", BAR: 0, Offset: 0x3004, Width: 32, Access: RO, Reset: 0x0,
+		Doc: "Bytes that are erased at a time, a power of two.",
+	},
+	{Block: "FLASH", Name: "PAGE", BAR: 0, Offset: 0x3008, Width: 32, Access: RO, Reset: 0x0,
+		Doc: "Bytes that are programmed at a time, a power of two from 128 to 256.",
+	},
+	{Block: "FLASH", Name: "SLOTS", BAR: 0, Offset: 0x300c, Width: 32, Access: RO, Reset: 0x0,
+		Doc: "Slots, at least 2; slot n begins at n × SIZE / SLOTS, a multiple of SECTOR.",
+	},
+	{Block: "FLASH", Name: "STARTED", BAR: 0, Offset: 0x3010, Width: 32, Access: RO, Reset: 0x0,
+		Doc: "Slot whose image the card runs, or NO_SLOT.",
+	},
+	{Block: "FLASH", Name: "ADDRESS", BAR: 0, Offset: 0x3018, Width: 32, Access: RW, Reset: 0x0,
+		Doc: "Byte of the flash, for COMMAND.",
+	},
+	{Block: "FLASH", Name: "LENGTH", BAR: 0, Offset: 0x301c, Width: 32, Access: RW, Reset: 0x0,
+		Doc: "Bytes, up to 256, for COMMAND.",
+	},
+	{Block: "FLASH", Name: "ENABLE", BAR: 0, Offset: 0x3020, Width: 32, Access: WO, Reset: 0x0,
+		Doc: "FLASH_KEY lets the next command erase or program; any other store, and any command, takes that back.",
+	},
+	{Block: "FLASH", Name: "COMMAND", BAR: 0, Offset: 0x3024, Width: 32, Access: RW, Reset: 0x0,
+		Doc: "A FlashCommand. Reads 0 when done, 0x80000000 | FlashStatus after a failure, the command while it runs.",
+	},
+	{Block: "FLASH", Name: "PART", BAR: 0, Offset: 0x3040, Width: 32, Access: RO, Reset: 0x0,
+		Count: 8, Stride: 0x4,
+		Doc: "Part that images are made for, UTF-8, zero-filled.",
+	},
+	{Block: "FLASH", Name: "DATA", BAR: 0, Offset: 0x3100, Width: 32, Access: RW, Reset: 0x0,
+		Count: 64, Stride: 0x4,
+		Doc: "Bytes of READ and PROGRAM, first byte lowest.",
 	},
 	{Block: "PORT", Name: "MAC_LOW", BAR: 0, Offset: 0x4000, Width: 32, Access: RO, Reset: 0x0,
 		Doc: "First four bytes of the MAC, first byte lowest.",

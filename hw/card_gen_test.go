@@ -37,6 +37,7 @@ var overlays = map[string]overlay{
 	"RingContext":       {reflect.TypeFor[RingContext](), func(b []byte) any { return ViewRingContext(b) }, func(b []byte) any { return SliceRingContext(b) }},
 	"TraceRecord":       {reflect.TypeFor[TraceRecord](), func(b []byte) any { return ViewTraceRecord(b) }, func(b []byte) any { return SliceTraceRecord(b) }},
 	"CaptureRecord":     {reflect.TypeFor[CaptureRecord](), func(b []byte) any { return ViewCaptureRecord(b) }, func(b []byte) any { return SliceCaptureRecord(b) }},
+	"ImageHeader":       {reflect.TypeFor[ImageHeader](), func(b []byte) any { return ViewImageHeader(b) }, func(b []byte) any { return SliceImageHeader(b) }},
 	"DMARecord":         {reflect.TypeFor[DMARecord](), func(b []byte) any { return ViewDMARecord(b) }, func(b []byte) any { return SliceDMARecord(b) }},
 	"HostGatherContext": {reflect.TypeFor[HostGatherContext](), func(b []byte) any { return ViewHostGatherContext(b) }, func(b []byte) any { return SliceHostGatherContext(b) }},
 	"HostGatherRequest": {reflect.TypeFor[HostGatherRequest](), func(b []byte) any { return ViewHostGatherRequest(b) }, func(b []byte) any { return SliceHostGatherRequest(b) }},
@@ -47,6 +48,8 @@ var overlays = map[string]overlay{
 var enumText = map[string]func(uint64) string{
 	"Engine":          func(v uint64) string { return Engine(v).String() },
 	"Capability":      func(v uint64) string { return Capability(v).String() },
+	"FlashCommand":    func(v uint64) string { return FlashCommand(v).String() },
+	"FlashStatus":     func(v uint64) string { return FlashStatus(v).String() },
 	"AtomicScope":     func(v uint64) string { return AtomicScope(v).String() },
 	"Opcode":          func(v uint64) string { return Opcode(v).String() },
 	"WQEFlag":         func(v uint64) string { return WQEFlag(v).String() },
@@ -82,6 +85,8 @@ var enumText = map[string]func(uint64) string{
 var enumValid = map[string]func(uint64) bool{
 	"Engine":          func(v uint64) bool { return Engine(v).Valid() },
 	"Capability":      func(v uint64) bool { return Capability(v).Valid() },
+	"FlashCommand":    func(v uint64) bool { return FlashCommand(v).Valid() },
+	"FlashStatus":     func(v uint64) bool { return FlashStatus(v).Valid() },
 	"AtomicScope":     func(v uint64) bool { return AtomicScope(v).Valid() },
 	"Opcode":          func(v uint64) bool { return Opcode(v).Valid() },
 	"WQEFlag":         func(v uint64) bool { return WQEFlag(v).Valid() },

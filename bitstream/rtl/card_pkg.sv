@@ -65,6 +65,12 @@ package card_pkg;
   localparam logic [31:0] CAPTURE_HEADER = 32'h40;
   // In CLOCK_NEXT: no timer is running.
   localparam logic [63:0] NO_TIMER = 64'hffffffffffffffff;
+  // "RIMG" in memory order, first of an ImageHeader.
+  localparam logic [31:0] IMAGE_MAGIC = 32'h474d4952;
+  // In FLASH.STARTED: the card runs none of the flash's images.
+  localparam logic [31:0] NO_SLOT = 32'hffffffff;
+  // "FLSH" in memory order, for FLASH.ENABLE.
+  localparam logic [31:0] FLASH_KEY = 32'h48534c46;
 
   // Engine: Kind of the gather engine behind this card.
   typedef enum logic [31:0] {
@@ -92,6 +98,24 @@ package card_pkg;
   localparam logic [63:0] CAPABILITY_ATOMICS = 64'h4000; // Compare and swap, fetch and add; atomic among the card's own operations.
   localparam logic [63:0] CAPABILITY_RETRANSMIT = 64'h8000; // Go-back-N retransmission after a sequence NAK or a timeout.
   localparam logic [63:0] CAPABILITY_FLASH = 64'h10000; // A flash window for bitstreams.
+
+  // FlashCommand: What FLASH.COMMAND does.
+  typedef enum logic [31:0] {
+    FLASH_COMMAND_DONE = 32'd0, // Read: the last one is done. Stored: nothing.
+    FLASH_COMMAND_READ = 32'd1, // LENGTH bytes from ADDRESS on into DATA. Both are multiples of 4.
+    FLASH_COMMAND_PROGRAM = 32'd2, // LENGTH bytes of DATA to ADDRESS: clears bits, sets none. Both are multiples of 4, and it crosses no page.
+    FLASH_COMMAND_ERASE = 32'd3, // The sector at ADDRESS, its multiple: every bit is set.
+    FLASH_COMMAND_START = 32'd4 // The next reset of the function starts the card again from its flash, as power-up does.
+  } flash_command_e;
+
+  // FlashStatus: Why a flash command failed.
+  typedef enum logic [31:0] {
+    FLASH_STATUS_OK = 32'd0, // It did not.
+    FLASH_STATUS_COMMAND = 32'd1, // No such command.
+    FLASH_STATUS_RANGE = 32'd2, // ADDRESS or LENGTH is misaligned, crosses a page, or lies outside the flash.
+    FLASH_STATUS_LOCKED = 32'd3, // ERASE or PROGRAM without FLASH_KEY in ENABLE just before.
+    FLASH_STATUS_DEVICE = 32'd4 // The flash itself failed.
+  } flash_status_e;
 
   // AtomicScope: Among whose accesses an atomic operation is atomic.
   typedef enum logic [31:0] {
@@ -862,6 +886,25 @@ package card_pkg;
     logic [63:0] time_; // 0x00 Card time in ns.
   } capture_record_t;
 
+  // ImageHeader: Of a slot of the flash, at its first byte; the image begins in the sector behind. It is
+  // programmed last, and erased before anything of its image is. At power-up the card starts the whole
+  // image of the newest generation: magic and CRC of the header fit, and the image has the digest.
+  localparam logic [31:0] IMAGE_HEADER_SIZE = 32'd128;
+  typedef struct packed {
+    logic [31:0] crc; // 0x7c CRC-32 (IEEE) of the 124 bytes before it.
+    logic [31:0] reserved_120; // 0x78
+    logic [191:0] reserved_96; // 0x60
+    logic [255:0] digest; // 0x40 SHA-256 of the image, as IDENT.BITSTREAM_DIGEST of a card that runs it.
+    logic [255:0] part; // 0x20 As FLASH.PART.
+    logic [63:0] reserved_24; // 0x18
+    logic [63:0] capabilities; // 0x10 Capabilities that its manifest states.
+    logic [15:0] contract_minor; // 0x0e Its minor.
+    logic [15:0] contract_major; // 0x0c Contract that the image has, as in IDENT.VERSION.
+    logic [31:0] length; // 0x08 Bytes of the image.
+    logic [31:0] generation; // 0x04 One more than that of the image before it; a is newer than b if a - b is below 2^31.
+    logic [31:0] magic; // 0x00 IMAGE_MAGIC.
+  } image_header_t;
+
   // The word owner of DMARecord.
   typedef struct packed {
     logic [30:0] reserved_1; // [31:1]
@@ -1053,7 +1096,7 @@ package card_pkg;
   // ro: log2 of the largest command ring.
   localparam logic [31:0] REG_IDENT_COMMAND_LOG_ENTRIES = 32'h00000090;
   localparam logic [31:0] REG_IDENT_COMMAND_LOG_ENTRIES_RESET = 32'h0;
-  // ro: SHA-256 of the bitstream; zero on the soft card.
+  // ro: SHA-256 of the bitstream; zero on a soft card that runs no image of its flash.
   localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST = 32'h000000a0;
   localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST_RESET = 32'h0;
   localparam logic [31:0] REG_IDENT_BITSTREAM_DIGEST_COUNT = 32'd8;
@@ -1133,6 +1176,50 @@ package card_pkg;
   // wo: Any value wakes the card.
   localparam logic [31:0] REG_KICK_KICK = 32'h00002000;
   localparam logic [31:0] REG_KICK_KICK_RESET = 32'h0;
+
+  // Block FLASH of BAR CTRL: The flash window (capability FLASH): slots of equal size, each for one
+  // image behind its ImageHeader. One of them is written while the card runs another, which it falls
+  // back to.
+  localparam logic [31:0] BLOCK_FLASH = 32'h00003000;
+  // ro: Bytes of the flash.
+  localparam logic [31:0] REG_FLASH_SIZE = 32'h00003000;
+  localparam logic [31:0] REG_FLASH_SIZE_RESET = 32'h0;
+  // ro: Bytes that are erased at a time, a power of two.
+  localparam logic [31:0] REG_FLASH_SECTOR = 32'h00003004;
+  localparam logic [31:0] REG_FLASH_SECTOR_RESET = 32'h0;
+  // ro: Bytes that are programmed at a time, a power of two from 128 to 256.
+  localparam logic [31:0] REG_FLASH_PAGE = 32'h00003008;
+  localparam logic [31:0] REG_FLASH_PAGE_RESET = 32'h0;
+  // ro: Slots, at least 2; slot n begins at n × SIZE / SLOTS, a multiple of SECTOR.
+  localparam logic [31:0] REG_FLASH_SLOTS = 32'h0000300c;
+  localparam logic [31:0] REG_FLASH_SLOTS_RESET = 32'h0;
+  // ro: Slot whose image the card runs, or NO_SLOT.
+  localparam logic [31:0] REG_FLASH_STARTED = 32'h00003010;
+  localparam logic [31:0] REG_FLASH_STARTED_RESET = 32'h0;
+  // rw: Byte of the flash, for COMMAND.
+  localparam logic [31:0] REG_FLASH_ADDRESS = 32'h00003018;
+  localparam logic [31:0] REG_FLASH_ADDRESS_RESET = 32'h0;
+  // rw: Bytes, up to 256, for COMMAND.
+  localparam logic [31:0] REG_FLASH_LENGTH = 32'h0000301c;
+  localparam logic [31:0] REG_FLASH_LENGTH_RESET = 32'h0;
+  // wo: FLASH_KEY lets the next command erase or program; any other store, and any command, takes that
+  // back.
+  localparam logic [31:0] REG_FLASH_ENABLE = 32'h00003020;
+  localparam logic [31:0] REG_FLASH_ENABLE_RESET = 32'h0;
+  // rw: A FlashCommand. Reads 0 when done, 0x80000000 | FlashStatus after a failure, the command while
+  // it runs.
+  localparam logic [31:0] REG_FLASH_COMMAND = 32'h00003024;
+  localparam logic [31:0] REG_FLASH_COMMAND_RESET = 32'h0;
+  // ro: Part that images are made for, UTF-8, zero-filled.
+  localparam logic [31:0] REG_FLASH_PART = 32'h00003040;
+  localparam logic [31:0] REG_FLASH_PART_RESET = 32'h0;
+  localparam logic [31:0] REG_FLASH_PART_COUNT = 32'd8;
+  localparam logic [31:0] REG_FLASH_PART_STRIDE = 32'd4;
+  // rw: Bytes of READ and PROGRAM, first byte lowest.
+  localparam logic [31:0] REG_FLASH_DATA = 32'h00003100;
+  localparam logic [31:0] REG_FLASH_DATA_RESET = 32'h0;
+  localparam logic [31:0] REG_FLASH_DATA_COUNT = 32'd64;
+  localparam logic [31:0] REG_FLASH_DATA_STRIDE = 32'd4;
 
   // Block PORT of BAR CTRL: The port, for a look without the command queue.
   localparam logic [31:0] BLOCK_PORT = 32'h00004000;

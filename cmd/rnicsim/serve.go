@@ -60,7 +60,8 @@ func command(stdout io.Writer) *cobra.Command {
 		Long: `Serve soft RDMA cards over vfio-user, each on a UNIX socket, joined by a wire.
 
 A card is NAME=PATH[,KEY=VALUE...] with the keys mac, ip (can be repeated), engine
-(go, none, rtl) and seed; what is not given is derived from NAME. A program opens it
+(go, none, rtl), seed and flash, the file of its flash for ` + "`rnicctl bitstream`" + `, which is made
+where there is none; what is not given is derived from NAME. A program opens it
 as vfio-user:PATH. One client at a time holds a card; when it goes, however it
 does, the card is reset for the next. Runs until SIGINT or SIGTERM.`,
 		Example: `  rnicsim --card a=/tmp/a.sock --card b=/tmp/b.sock
@@ -85,11 +86,11 @@ does, the card is reset for the next. Runs until SIGINT or SIGTERM.`,
 }
 
 // parseCard reads a --card.
-func (o *options) parseCard(s string) (cfg softcard.Config, path string, err error) {
+func (o *options) parseCard(s string) (cfg softcard.Config, path, flash string, err error) {
 	fields := strings.Split(s, ",")
 	name, path, ok := strings.Cut(fields[0], "=")
 	if !ok || name == "" || path == "" || strings.Contains(name, "?") {
-		return cfg, "", fmt.Errorf("--card %s: want NAME=PATH[,KEY=VALUE...]", s)
+		return cfg, "", "", fmt.Errorf("--card %s: want NAME=PATH[,KEY=VALUE...]", s)
 	}
 	query := strings.Join(fields[1:], "&")
 	if !strings.Contains("&"+query, "&engine=") {
@@ -98,10 +99,10 @@ func (o *options) parseCard(s string) (cfg softcard.Config, path string, err err
 	if !strings.Contains("&"+query, "&seed=") {
 		query += fmt.Sprintf("&seed=%d", o.seed)
 	}
-	if cfg, err = soft.Config(name + "?" + query); err != nil {
-		return cfg, "", fmt.Errorf("--card %s: %w", s, err)
+	if cfg, flash, err = soft.Config(name + "?" + query); err != nil {
+		return cfg, "", "", fmt.Errorf("--card %s: %w", s, err)
 	}
-	return cfg, path, nil
+	return cfg, path, flash, nil
 }
 
 // served is a card at its socket.
@@ -135,7 +136,7 @@ func serve(ctx context.Context, o *options, stdout io.Writer) (err error) {
 	var cards []*served
 	names, paths := map[string]bool{}, map[string]bool{}
 	for _, c := range o.cards {
-		cfg, path, err := o.parseCard(c)
+		cfg, path, flash, err := o.parseCard(c)
 		if err != nil {
 			return usageError{err}
 		}
@@ -143,6 +144,12 @@ func serve(ctx context.Context, o *options, stdout io.Writer) (err error) {
 			return usageError{fmt.Errorf("--card %s: name or path is there twice", c)}
 		}
 		names[cfg.Name], paths[path] = true, true
+		if flash != "" {
+			if cfg.Flash, err = softcard.OpenFlash(flash); err != nil {
+				return err
+			}
+			defer cfg.Flash.Close()
+		}
 		cards = append(cards, &served{cfg: cfg, path: path, out: out})
 	}
 	for _, s := range cards {

@@ -21,6 +21,8 @@ type Config struct {
 	Limits Limits
 	// Clock gives the card's time in ns; it never goes back. nil: time since New.
 	Clock func() int64
+	// Flash is the card's flash, which outlives it; whoever made it closes it. nil: the card has no flash window.
+	Flash *Flash
 	// FuseDebug leaves the debug page out, as on a card that is not for tests.
 	FuseDebug bool
 }

@@ -31,6 +31,10 @@ type regs struct {
 	steppedNow   int64  // card time while the clock is stepped
 	nextTimer    int64  // card time of the next timer
 
+	flash   flashWindow
+	image   [32]byte // digest of the image that runs, zero: none
+	started uint32   // its slot
+
 	dirty atomic.Bool // something was posted
 	quiet quiescence
 	tests debugCounts
@@ -67,7 +71,8 @@ func (r *regs) init(c *Card) {
 	r.known = make([]bool, len(r.word))
 	for i := range hw.Registers {
 		g := &hw.Registers[i]
-		if g.BAR != hw.BARCtrl || c.cfg.FuseDebug && g.Offset >= hw.BlockDebug && g.Offset < hw.MSIXTableOffset {
+		if g.BAR != hw.BARCtrl || c.cfg.FuseDebug && g.Offset >= hw.BlockDebug && g.Offset < hw.MSIXTableOffset ||
+			c.cfg.Flash == nil && g.Offset >= hw.BlockFlash && g.Offset < hw.BlockPort {
 			continue
 		}
 		for n := range max(g.Count, 1) {
@@ -80,12 +85,17 @@ func (r *regs) init(c *Card) {
 	for at := hw.MSIXTableOffset / 4; at < hw.MSIXTableOffset/4+int(c.lim.Vectors)*4; at++ {
 		r.access[at], r.known[at] = hw.RW, true
 	}
+	r.powerUp()
 	r.resetLocked()
 }
 
 // resetLocked gives each register its value after reset, forgets what was
 // posted and posts the reset itself.
 func (r *regs) resetLocked() {
+	if r.flash.start {
+		r.powerUp()
+	}
+	r.flash = flashWindow{}
 	clear(r.word)
 	for i := range hw.Registers {
 		if g := &hw.Registers[i]; g.BAR == hw.BARCtrl && r.known[g.Offset/4] && g.Reset != 0 {
@@ -154,6 +164,7 @@ func (r *regs) identity() {
 	for i := range hw.RegIdentCardNameCount {
 		w[hw.RegIdentCardName/4+i] = binary.LittleEndian.Uint32(name[4*i:])
 	}
+	r.flashIdentity()
 }
 
 // capabilities are those of this card.
@@ -164,6 +175,9 @@ func (c *Card) capabilities() hw.Capability {
 	}
 	if !c.cfg.FuseDebug {
 		caps |= hw.CapabilityDebug
+	}
+	if c.cfg.Flash != nil {
+		caps |= hw.CapabilityFlash
 	}
 	return caps
 }
@@ -255,11 +269,15 @@ func (r *regs) store(off int, v uint32) error {
 	case hw.RegKickKick:
 		r.post.kicks++
 	default:
-		if off >= hw.BlockDebug && off < hw.MSIXTableOffset {
+		switch {
+		case off >= hw.BlockFlash && off < hw.BlockPort:
+			r.storeFlash(off, v)
+			return nil
+		case off >= hw.BlockDebug && off < hw.MSIXTableOffset:
 			if posts, err := r.storeDebug(off, v); err != nil || !posts {
 				return err
 			}
-		} else {
+		default:
 			r.word[off/4] = v // nothing but memory, or read when something else is stored
 			return nil
 		}

@@ -4,13 +4,13 @@
 //
 //	import _ "rnic/hw/softcard/soft"
 //
-//	soft:[NAME][?wire=W&mac=02:00:00:00:00:01&ip=10.0.0.1/24&engine=go|rtl|none&seed=N&slots=N]
+//	soft:[NAME][?wire=W&mac=02:00:00:00:00:01&ip=10.0.0.1/24&engine=go|rtl|none&seed=N&slots=N&flash=FILE]
 //
 // A card lives from Open to Close. Cards of one wire (default "soft") are joined
 // and stepped by one worker. What is not given is derived from NAME and seed; a
 // card without NAME gets one of its own. ip can be repeated: GID 0 is the first.
 // slots is the room of each of the wire's directions in frames, for the card that
-// opens the wire.
+// opens the wire. flash is the file of the card's flash, which is made where there is none.
 package soft
 
 import (
@@ -56,6 +56,7 @@ type address struct {
 	config softcard.Config
 	wire   string
 	slots  int
+	flash  string // file, "" for a card without a flash
 }
 
 // parse reads an address.
@@ -118,8 +119,12 @@ func parse(rest string) (a address, err error) {
 			a.config.Seed, err = strconv.ParseUint(v, 0, 64)
 		case "slots":
 			a.slots, err = strconv.Atoi(v)
+		case "flash":
+			if a.flash = v; v == "" {
+				err = errors.New("want a file")
+			}
 		default:
-			return a, fmt.Errorf("no parameter %q: there are wire, mac, ip, engine, seed, slots", key)
+			return a, fmt.Errorf("no parameter %q: there are wire, mac, ip, engine, seed, slots, flash", key)
 		}
 		if err != nil {
 			return a, fmt.Errorf("%s=%s: %w", key, v, err)
@@ -129,16 +134,17 @@ func parse(rest string) (a address, err error) {
 }
 
 // Config reads a card's description, in the form of an address without "soft:".
-// wire and slots are not the card's and must not be in it.
-func Config(rest string) (softcard.Config, error) {
+// wire and slots are not the card's and must not be in it. flash is the file that
+// the card's flash is to be in, for softcard.OpenFlash, or "".
+func Config(rest string) (cfg softcard.Config, flash string, err error) {
 	a, err := parse(rest)
 	if err == nil && (a.slots != 0 || a.wire != defaultWire) {
 		err = errors.New("wire and slots are not a card's")
 	}
 	if err != nil {
-		return softcard.Config{}, err
+		return softcard.Config{}, "", err
 	}
-	return a.config, nil
+	return a.config, a.flash, nil
 }
 
 // Open makes the card at "soft:"+rest and opens it.
@@ -208,12 +214,12 @@ func newSession(a *address) (*session, error) {
 	} else if a.slots != 0 && a.slots != w.slots {
 		return nil, fmt.Errorf("%w: wire %q has slots=%d", vfio.ErrInvalid, a.wire, w.slots)
 	}
-	c, err := softcard.New(a.config)
+	c, err := newCard(a)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", vfio.ErrInvalid, err)
+		return nil, err
 	}
 	if err := w.wire.Join(c); err != nil {
-		_ = c.Close()
+		_ = closeCard(c)
 		return nil, err
 	}
 	if w.runner == nil {
@@ -226,6 +232,30 @@ func newSession(a *address) (*session, error) {
 	return &session{card: c, name: a.config.Name, wire: a.wire}, nil
 }
 
+// newCard makes a card, with the flash in its file.
+func newCard(a *address) (c *softcard.Card, err error) {
+	if a.flash != "" {
+		if a.config.Flash, err = softcard.OpenFlash(a.flash); err != nil {
+			return nil, err
+		}
+	}
+	if c, err = softcard.New(a.config); err != nil {
+		if a.config.Flash != nil {
+			_ = a.config.Flash.Close()
+		}
+		return nil, fmt.Errorf("%w: %w", vfio.ErrInvalid, err)
+	}
+	return c, nil
+}
+
+func closeCard(c *softcard.Card) error {
+	err := c.Close()
+	if f := c.Config().Flash; f != nil {
+		err = errors.Join(err, f.Close())
+	}
+	return err
+}
+
 // end takes the card off its wire and frees it, once its server has ended.
 func (s *session) end() {
 	if s.served != nil {
@@ -236,7 +266,7 @@ func (s *session) end() {
 	defer g.Unlock()
 	w := g.wires[s.wire]
 	w.runner.Remove(s.card)
-	_ = s.card.Close()
+	_ = closeCard(s.card)
 	delete(g.names, s.name)
 	if w.cards--; w.cards == 0 {
 		w.runner.Close()

@@ -55,6 +55,7 @@ var classes = []struct {
 	{fs.ErrPermission, exitPermission, "not-permitted", "run as a user who may open it"},
 	{driver.ErrNotFound, exitNoCard, "no-card", "`rnicctl list` shows the cards there are; `-d soft:` needs none"},
 	{driver.ErrContractVersion, exitLacks, "contract-version", "use the release of rnicctl that matches the card's bitstream"},
+	{driver.ErrImage, exitFound, "image-mismatch", "take the image that was built for this card and this release, with its own manifest: `rnicctl bitstream load`"},
 	{driver.ErrNotSupported, exitLacks, "not-supported", "`rnicctl info` names what this card and driver can do"},
 	{driver.ErrTimeout, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},
 	{context.DeadlineExceeded, exitGone, "deadline", "give more time with --timeout, or see if the card still answers: rnicctl selftest"},

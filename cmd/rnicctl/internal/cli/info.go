@@ -64,7 +64,7 @@ type infoJSON struct {
 	NotSupported    []string   `json:"not_supported"`
 	ClockHz         uint64     `json:"clock_hz"`
 	BuildTime       *time.Time `json:"build_time"`       // null where the card has none
-	BitstreamDigest string     `json:"bitstream_sha256"` // "" on a soft card
+	BitstreamDigest string     `json:"bitstream_sha256"` // "" where the card runs no image
 	Limits          limitsJSON `json:"limits"`
 	Port            portJSON   `json:"port"`
 }
