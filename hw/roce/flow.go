@@ -94,3 +94,20 @@ func (f *Flow) Frame(buf []byte, at, n int, h *Header) (start, end int) {
 	binary.LittleEndian.PutUint32(b[last:], ^update(crc, b[f.n:last]))
 	return start, end
 }
+
+// FrameLen is the length in bytes of the whole frame of an opcode with a payload of n bytes.
+func (f *Flow) FrameLen(op Opcode, n int) int {
+	return f.n + op.ExtLen() + (n+3)&^3 + ICRCLen
+}
+
+// Answers reports whether a received frame has the flow's addresses, the other way round.
+func (f *Flow) Answers(p *Packet) bool {
+	if p.v6 != f.v6 {
+		return false
+	}
+	own, got := f.base[f.ip:], p.frame[p.ip:]
+	if f.v6 {
+		return [16]byte(got[8:24]) == [16]byte(own[24:40]) && [16]byte(got[24:40]) == [16]byte(own[8:24])
+	}
+	return be.Uint32(got[12:]) == be.Uint32(own[16:]) && be.Uint32(got[16:]) == be.Uint32(own[12:])
+}

@@ -117,7 +117,7 @@ func (c *Card) owe(q *qp, a *answer) bool {
 // answerSlot is a slot for an answer to the QP's peer, nil if there is no room.
 // The promise that came with the frame being received is used up first.
 func (c *Card) answerSlot(q *qp) *frame {
-	l := c.route(q.hdr.DstMAC)
+	l := c.route(q.peer)
 	if c.qps.promise == l {
 		c.qps.promise = nil
 	} else if !c.answerRoom(l) {
@@ -146,7 +146,7 @@ func (c *Card) nak(q *qp, s roce.Syndrome, event hw.EventType, r hw.Reason) {
 
 // sendAnswer builds and sends an answer of one packet without payload.
 func (c *Card) sendAnswer(q *qp, a *answer, f *frame) {
-	h := &q.hdr
+	h := &c.qps.hdr
 	h.Opcode, h.SE, h.AckReq, h.PSN = roce.RCAcknowledge, false, false, a.psn
 	h.AETH = roce.AETHFields{Syndrome: a.syndrome, MSN: a.msn}
 	if a.kind == answerAtomic {
@@ -189,7 +189,7 @@ func (c *Card) respond(q *qp) turn {
 	if a.packet+1 == n {
 		o.flags |= hw.TraceFlagLast
 	}
-	h := &q.hdr
+	h := &c.qps.hdr
 	h.Opcode, h.SE, h.AckReq, h.PSN = responseOpcode(a.packet, n), false, false, a.psn
 	h.AETH = roce.AETHFields{Syndrome: roce.SyndromeACK(roce.CreditInvalid), MSN: a.msn}
 	size, fault, ok := c.gatherPacket(q, &o, &a.cursor, f)

@@ -257,7 +257,7 @@ func (c *Card) serve(budget int) (worked bool) {
 	if c.live.runMode == hw.RunModeFree {
 		worked = c.receive(budget) || worked
 		worked = c.runTimers() || worked
-		worked = c.pollDoorbells() || worked
+		worked = c.pollDoorbells(!worked && !c.transmitPending()) || worked
 		sent, blocked := c.transmit(budget)
 		if blocked {
 			c.count[cntWireFull]++
@@ -282,7 +282,7 @@ func (c *Card) runStep(budget int) (worked bool) {
 	}
 	if step.Transmit() {
 		worked = c.runTimers()
-		worked = c.pollDoorbells() || worked
+		worked = c.pollDoorbells(true) || worked
 		sent, blocked := c.transmit(budget)
 		if sent || worked {
 			return true

@@ -52,14 +52,31 @@ func (b *bell) rung() bool {
 	return mmio.Load32(b.sq) != b.sqSeen || b.rq != nil && mmio.Load32(b.rq) != b.rqSeen
 }
 
+// A look costs a load from another page for each QP. So a Step that has something to do anyway
+// looks at a part of the words, and the next one goes on from there: in at most bellParts Steps
+// each has been looked at.
+const (
+	bellParts  = 8
+	leastBells = 64
+)
+
 // pollDoorbells takes over what the words say and wakes the QPs that it is news to.
-func (c *Card) pollDoorbells() (worked bool) {
-	for i := 0; i < len(c.qps.bells); i++ {
-		if !c.qps.bells[i].rung() {
+func (c *Card) pollDoorbells(all bool) (worked bool) {
+	s := &c.qps
+	n := len(s.bells)
+	if !all {
+		n = min(n, max(leastBells, (n+bellParts-1)/bellParts))
+	}
+	for ; n > 0; n-- {
+		if s.bell++; s.bell >= len(s.bells) {
+			s.bell = 0
+		}
+		b := &s.bells[s.bell]
+		if !b.rung() {
 			continue
 		}
 		worked = true
-		q := c.qps.bells[i].q
+		q := b.q
 		c.sendPosted(q, c.dbLoad(q.ctx.SQDoorbell))
 		if q.ctx.State == hw.QPStateErr {
 			c.recvPosted(q, c.dbLoad(q.ctx.RQDoorbell))

@@ -13,7 +13,7 @@ func (c *Card) enterError(q *qp, r hw.Reason, segment uint8, key uint32) {
 	q.answers.clear()
 	c.dropHost(q)
 	q.stopTimers()
-	q.send.loaded = false
+	c.unload(q)
 	c.watch(q)
 	c.wake(q)
 }

@@ -198,7 +198,7 @@ func (c *Card) gatherPacket(q *qp, o *outgoing, at *gather.Cursor, f *frame) (n 
 		return 0, fault, false
 	}
 	if defect != hw.WalkFaultNone {
-		n = spoilAfter(defect, q, o, at, payload[:n])
+		n = spoilAfter(defect, &c.qps.hdr, o, at, payload[:n])
 		w.rec.Flags = o.flags
 	}
 	if n > 0 && strike(&c.regs.tests.flipByte) {

@@ -277,7 +277,7 @@ func (c *Card) breakHost() {
 func (c *Card) hostTimeout(q *qp) {
 	c.dropHost(q)
 	s := &q.send
-	if s.loaded && s.cur != s.tail {
+	if s.wqe != nil && s.cur != s.tail {
 		op := s.op(s.cur)
 		c.count[cntGatherFaults]++
 		if c.traceWanted(q.number) {

@@ -72,12 +72,11 @@ func macNumber(m [6]byte) (n uint64) {
 	return n
 }
 
-// route is the link to the port with a MAC.
-func (c *Card) route(mac [6]byte) *link {
+// route is the link to the port with a MAC (macNumber).
+func (c *Card) route(mac uint64) *link {
 	out := c.port.links.Load().out
-	n := macNumber(mac)
 	for _, l := range out {
-		if l.to.mac.Load() == n {
+		if l.to.mac.Load() == mac {
 			return l
 		}
 	}

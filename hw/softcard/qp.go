@@ -10,14 +10,18 @@ import (
 
 // qpState is what the data path keeps: the QPs, and who of them waits for what.
 type qpState struct {
-	table  map[uint32]*qp // by QPN
-	live   []*qp          // all of them
-	bells  []bell         // the doorbells that are watched
-	ready  readyList      // those with a turn coming
-	timers timerHeap      // those that wait for a time
+	table  qpTable
+	live   []*qp     // all of them
+	bells  []bell    // the doorbells that are watched
+	bell   int       // the one that was looked at last
+	ready  readyList // those with a turn coming
+	timers timerHeap // those that wait for a time
 	rates  []rateLimit
 
 	pkt     roce.Packet       // the frame being received
+	hdr     roce.Header       // of the frame being built: what differs from frame to frame
+	wqes    []*wqe            // free places for WQEs
+	recvs   []*recvWQE        // and for receives
 	promise *link             // of room for the answer to it
 	walk    walk              // the gather or scatter under way
 	again   wqe               // a WQE fetched again for a response
@@ -26,32 +30,53 @@ type qpState struct {
 	result  [atomicSize]byte
 }
 
+// qpTable finds a QP by its number, in leaves of 256 numbers.
+type qpTable []*[256]*qp
+
+func (t qpTable) find(qpn uint32) *qp {
+	if leaf := qpn >> 8; leaf < uint32(len(t)) && t[leaf] != nil {
+		return t[leaf][qpn&0xff]
+	}
+	return nil
+}
+
+// put enters q, or nil, which has a number of at most 24 bits.
+func (t *qpTable) put(qpn uint32, q *qp) {
+	leaf := int(qpn >> 8)
+	if leaf >= len(*t) {
+		*t = append(*t, make([]*[256]*qp, leaf+1-len(*t))...)
+	}
+	if (*t)[leaf] == nil {
+		(*t)[leaf] = new([256]*qp)
+	}
+	(*t)[leaf][qpn&0xff] = q
+}
+
 // qp is a queue pair: its context, and the state of its requester and responder.
 type qp struct {
+	// What every packet needs stands at the front, side by side: of a thousand QPs it is
+	// what the caches can hold.
 	number         uint32
+	mtu            uint32
 	ctx            hw.QPContext // the attributes; the QUERY fields are filled in by context
 	sendCQ, recvCQ *cq
-	mtu            uint32
+	peer           uint64 // MAC of the next hop (macNumber)
 	pkey           uint16
-	hdr            roce.Header // of this QP's frames; what differs is set for each
-	flow           roce.Flow   // what does not
-	stats          hw.QPStats
-
-	sqMask, rqMask uint32 // ring sizes - 1
-	sqSeen, rqSeen uint32 // producer indices as they were last looked at
-	bell           int    // place in the table of bells + 1
-
-	send    requester
-	host    hostPacket
-	recv    responder
-	answers answerQueue
+	flow           roce.Flow // what its frames have in common
+	sqMask, rqMask uint32    // ring sizes - 1
+	sqSeen, rqSeen uint32    // producer indices as they were last looked at
 
 	// Schedule.
 	next      *qp
+	deficit   int
 	queued    bool // in the list
 	woken     bool // since its last turn began
 	requested bool // its last turn was a request's
-	deficit   int
+
+	gone       bool // destroyed; lists that still hold it drop it
+	hostListed bool // among those that wait for a staging slot
+	estDone    bool // COMM_EST was sent
+	drainAsked bool // SQ_DRAINED is owed
 
 	// Timers: card time in ns, 0: not running.
 	ackAt, rnrAt, gateAt, hostAt int64
@@ -59,10 +84,14 @@ type qp struct {
 	heapAt    int64
 	heapIndex int // place in the heap + 1
 
-	gone       bool // destroyed; lists that still hold it drop it
-	hostListed bool // among those that wait for a staging slot
-	estDone    bool // COMM_EST was sent
-	drainAsked bool // SQ_DRAINED is owed
+	answers answerQueue
+	stats   hw.QPStats
+	send    requester
+	recv    responder
+
+	host hostPacket
+	bell int         // place in the table of bells + 1
+	path roce.Header // what flow was made of
 
 	errReason  hw.Reason
 	errSegment uint8
@@ -84,7 +113,7 @@ const (
 const dataCapabilities = hw.CapabilityRC | hw.CapabilityAtomics | hw.CapabilityRateLimit | hw.CapabilityRetransmit
 
 func (c *Card) initQPs() {
-	c.qps = qpState{table: map[uint32]*qp{}, rates: make([]rateLimit, c.lim.RateLimits)}
+	c.qps = qpState{rates: make([]rateLimit, c.lim.RateLimits)}
 	c.qps.walk.c = c
 }
 
@@ -93,7 +122,7 @@ func (c *Card) resetQPs() {
 	for _, q := range c.qps.live {
 		q.gone = true
 	}
-	clear(c.qps.table)
+	c.qps.table = nil
 	clear(c.qps.live)
 	clear(c.qps.bells)
 	clear(c.qps.rates)
@@ -111,7 +140,7 @@ func (c *Card) createQP(cmd *command) result {
 	if qpn < firstQPN || qpn > mask24 {
 		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
 	}
-	if c.qps.table[qpn] != nil {
+	if c.qps.table.find(qpn) != nil {
 		return bad(hw.CommandStatusInUse, hw.CommandSyndromeNone)
 	}
 	if len(c.qps.live) >= int(c.lim.QPs) {
@@ -155,7 +184,7 @@ func (c *Card) createQP(cmd *command) result {
 	q.reset()
 	sendCQ.users++
 	recvCQ.users++
-	c.qps.table[qpn] = q
+	c.qps.table.put(qpn, q)
 	c.qps.live = append(c.qps.live, q)
 	return ok
 }
@@ -198,7 +227,7 @@ func (q *qp) reset() {
 	k.SQPSN, k.RQPSN, k.Timeout, k.RetryCnt, k.RNRRetry, k.MinRNRTimer = 0, 0, 0, 0, 0, 0
 	k.MaxRDAtomic, k.MaxDestRDAtomic, k.RateIndex, k.AV = 0, 0, 0, hw.AddressVector{}
 	q.sqSeen, q.rqSeen = 0, 0
-	q.send = requester{ops: q.send.ops}
+	q.send = requester{ops: q.send.ops, sinkSegs: q.send.sinkSegs[:0]}
 	q.recv = responder{saved: q.recv.saved[:0]}
 	q.answers.clear()
 	q.stopTimers()
@@ -210,7 +239,7 @@ func (q *qp) reset() {
 // destroyQP is DESTROY_QP. A Step leaves no DMA under way, so the answer can be
 // given at once.
 func (c *Card) destroyQP(cmd *command) result {
-	q := c.qps.table[cmd.Object]
+	q := c.qps.table.find(cmd.Object)
 	if q == nil {
 		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
 	}
@@ -218,7 +247,7 @@ func (c *Card) destroyQP(cmd *command) result {
 	c.dropHost(q)
 	q.stopTimers()
 	c.watch(q)
-	delete(c.qps.table, q.number)
+	c.qps.table.put(q.number, nil)
 	i := slices.Index(c.qps.live, q)
 	last := len(c.qps.live) - 1
 	c.qps.live[i], c.qps.live[last] = c.qps.live[last], nil
@@ -231,7 +260,7 @@ func (c *Card) destroyQP(cmd *command) result {
 
 // queryQP is QUERY_QP.
 func (c *Card) queryQP(cmd *command) result {
-	q := c.qps.table[cmd.Object]
+	q := c.qps.table.find(cmd.Object)
 	if q == nil {
 		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
 	}

@@ -60,8 +60,7 @@ type requester struct {
 	implied       bool // a response was missed and is asked for again
 
 	// The message being sent.
-	loaded bool // wqe is that of cur
-	wqe    wqe
+	wqe    *wqe // that of cur, nil where it is not loaded
 	cursor gather.Cursor
 	packet uint32
 
@@ -70,7 +69,6 @@ type requester struct {
 	sinkLoaded bool
 	sinkAt     gather.Cursor
 	sinkSegs   []gather.Segment
-	sinkList   [hw.MaxSegments]gather.Segment
 }
 
 func (s *requester) op(n uint32) *sendOp { return &s.ops[n&uint32(len(s.ops)-1)] }
@@ -107,14 +105,14 @@ func (c *Card) request(q *qp) turn {
 	if q.ctx.State != hw.QPStateRTS && q.ctx.State != hw.QPStateSQD || q.rnrAt != 0 || q.gateAt != 0 {
 		return turnNone
 	}
-	if !s.loaded && !c.load(q) {
+	if s.wqe == nil && !c.load(q) {
 		return turnNone
 	}
 	op := s.op(s.cur)
 	if op.state == opFetched && !c.mayStart(q, op) {
 		return turnNone
 	}
-	l := c.route(q.hdr.DstMAC)
+	l := c.route(q.peer)
 	f := c.txRequest(l)
 	if f == nil {
 		return turnBlocked
@@ -156,7 +154,7 @@ func (c *Card) load(q *qp) bool {
 	if s.failed || q.ctx.State != hw.QPStateRTS || s.fetched == q.sqSeen {
 		return false
 	}
-	w := &s.wqe
+	w := c.takeWQE()
 	fault := c.fetchWQE(q, w, s.fetched, q.sqSeen-s.fetched)
 	op := s.next()
 	*op = sendOp{index: s.fetched, blocks: uint8(w.blocks), opcode: w.opcode, flags: w.flags}
@@ -169,6 +167,7 @@ func (c *Card) load(q *qp) bool {
 			c.trace(&hw.TraceRecord{QPN: q.number, WQEIndex: op.index, PSN: s.psn, Kind: hw.TraceKindFault, Opcode: op.opcode,
 				Segment: uint8(fault.Segment), Key: fault.Key, Reason: fault.Reason})
 		}
+		c.qps.wqes = append(c.qps.wqes, w)
 		c.failLocal(q, op, fault)
 		return false
 	}
@@ -177,7 +176,7 @@ func (c *Card) load(q *qp) bool {
 	if !isAtomic(op.opcode) {
 		op.packets = gather.Packets(op.length, q.mtu)
 	}
-	s.loaded, s.packet = true, 0
+	s.wqe, s.packet = w, 0
 	if w.flags&hw.WQEFlagInline != 0 {
 		s.cursor = gather.StartInline(w.length)
 	} else {
@@ -191,6 +190,26 @@ func (c *Card) load(q *qp) bool {
 	return true
 }
 
+// takeWQE gives a place for a WQE. Few QPs are in the midst of a message: the places of
+// the others would be cold, and most of what a QP takes.
+func (c *Card) takeWQE() *wqe {
+	n := len(c.qps.wqes)
+	if n == 0 {
+		return new(wqe)
+	}
+	w := c.qps.wqes[n-1]
+	c.qps.wqes = c.qps.wqes[:n-1]
+	return w
+}
+
+// unload gives back the WQE of the message that is being sent, if one is loaded.
+func (c *Card) unload(q *qp) {
+	if w := q.send.wqe; w != nil {
+		q.send.wqe = nil
+		c.qps.wqes = append(c.qps.wqes, w)
+	}
+}
+
 // reload fetches the WQE of cur again and goes to the packet with the PSN psn.
 func (c *Card) reload(q *qp) bool {
 	s := &q.send
@@ -198,19 +217,21 @@ func (c *Card) reload(q *qp) bool {
 	if op.state == opFailed {
 		return false
 	}
-	if !c.fetchAgain(q, op, &s.wqe) {
+	w := c.takeWQE()
+	if !c.fetchAgain(q, op, w) {
+		c.qps.wqes = append(c.qps.wqes, w)
 		return false
 	}
 	s.packet = 0
 	if op.state == opStarted {
 		s.packet = (s.psn - op.psn) & roce.PSNMask
 	}
-	s.loaded = true
+	s.wqe = w
 	if isRead(op.opcode) {
 		return true
 	}
 	off := s.packet * q.mtu
-	if w := &s.wqe; w.flags&hw.WQEFlagInline == 0 {
+	if w.flags&hw.WQEFlagInline == 0 {
 		s.cursor, _ = gather.Seek(w.segs, off)
 	} else if s.cursor = gather.StartInline(w.length); s.cursor.Left != 0 {
 		s.cursor.Offset, s.cursor.Left = off, w.length-off
@@ -234,7 +255,7 @@ func (c *Card) fetchAgain(q *qp, op *sendOp, w *wqe) bool {
 
 // requestData sends the next packet of a SEND or WRITE: gate, gather, build.
 func (c *Card) requestData(q *qp, op *sendOp, f *frame) turn {
-	s, w := &q.send, &q.send.wqe
+	s, w := &q.send, q.send.wqe
 	write := op.opcode == hw.OpcodeRDMAWrite || op.opcode == hw.OpcodeRDMAWriteWithImm
 	imm := op.opcode == hw.OpcodeSendWithImm || op.opcode == hw.OpcodeRDMAWriteWithImm
 	last := s.packet+1 == op.packets
@@ -242,14 +263,14 @@ func (c *Card) requestData(q *qp, op *sendOp, f *frame) turn {
 	if write {
 		kind = gather.Write
 	}
-	h := &q.hdr
+	h := &c.qps.hdr
 	h.Opcode = requestOpcode(write, imm, s.packet, op.packets)
 	h.SE = last && op.flags&hw.WQEFlagSolicited != 0 && (!write || imm)
 	h.AckReq = c.ackReq(kind, s.packet, op.packets)
 	h.PSN = s.psn
 	h.RETH = roce.RETHFields{VA: w.remote, RKey: w.rkey, DMALen: op.length}
 	h.Imm = w.imm
-	size := h.FrameLen(int(min(q.mtu, s.cursor.Left)))
+	size := q.flow.FrameLen(h.Opcode, int(min(q.mtu, s.cursor.Left)))
 	if q.host.stage != hostAsked && !c.gate(q, size) {
 		c.dropHost(q) // gathered or not, what is held keeps no staging slot
 		return turnNone
@@ -271,7 +292,7 @@ func (c *Card) requestData(q *qp, op *sendOp, f *frame) turn {
 	c.sent(q, op, f, &o, 1)
 	if s.packet++; last {
 		s.cur++
-		s.loaded = false
+		c.unload(q)
 	}
 	return turnWorked
 }
@@ -279,7 +300,7 @@ func (c *Card) requestData(q *qp, op *sendOp, f *frame) turn {
 // requestRead sends a READ request or an atomic. There is nothing to gather, and
 // no lookup before it leaves (G2).
 func (c *Card) requestRead(q *qp, op *sendOp, f *frame) turn {
-	s, w, h := &q.send, &q.send.wqe, &q.hdr
+	s, w, h := &q.send, q.send.wqe, &c.qps.hdr
 	h.SE, h.AckReq, h.PSN = false, c.ackReq(gather.ReadRequest, 0, 1), s.psn
 	psns := op.packets
 	switch op.opcode {
@@ -297,7 +318,7 @@ func (c *Card) requestRead(q *qp, op *sendOp, f *frame) turn {
 		h.Opcode = roce.RCFetchAdd
 	}
 	h.Atomic = roce.AtomicETHFields{VA: w.remote, RKey: w.rkey, SwapAdd: w.swapAdd, Compare: w.compare}
-	size := h.FrameLen(0)
+	size := q.flow.FrameLen(h.Opcode, 0)
 	if !c.gate(q, size) {
 		return turnNone
 	}
@@ -309,7 +330,7 @@ func (c *Card) requestRead(q *qp, op *sendOp, f *frame) turn {
 	c.build(q, f, 0)
 	c.sent(q, op, f, &o, psns)
 	s.cur++
-	s.loaded = false
+	c.unload(q)
 	return turnWorked
 }
 
@@ -348,7 +369,7 @@ func (c *Card) sent(q *qp, op *sendOp, f *frame, o *outgoing, psns uint32) {
 	if roce.PSNLess(s.max, s.psn) || !again {
 		s.max = s.psn
 	}
-	if q.hdr.AckReq {
+	if c.qps.hdr.AckReq {
 		s.asked, s.asking = roce.PSNAdd(s.psn, -1), true
 		if q.ackAt == 0 {
 			c.startAckTimer(q)
@@ -389,7 +410,7 @@ func (c *Card) fail(q *qp, op *sendOp, f failure) {
 	c.dropHost(q)
 	op.state = opFailed
 	s.failed, s.fail = true, f
-	s.loaded = false
+	c.unload(q)
 	c.retire(q)
 }
 

@@ -24,7 +24,7 @@ type responder struct {
 	head uint32 // receives consumed
 
 	in     message
-	wqe    recvWQE // of the SEND under way
+	wqe    *recvWQE // of the SEND under way
 	target [1]gather.Segment
 	at     gather.Cursor // in target, of the WRITE under way
 	length uint32        // of the WRITE
@@ -142,7 +142,8 @@ func (c *Card) receiveSend(q *qp, p *roce.Packet) {
 			}
 			return
 		}
-		if fault := c.fetchRecv(q, &r.wqe, r.head); fault.Reason != hw.ReasonNone {
+		r.wqe = c.takeRecv()
+		if fault := c.fetchRecv(q, r.wqe, r.head); fault.Reason != hw.ReasonNone {
 			c.failRecv(q, localStatus(fault.Reason), fault, roce.NAKRemoteOperationalError)
 			return
 		}
@@ -162,11 +163,24 @@ func (c *Card) receiveSend(q *qp, p *roce.Packet) {
 	}
 	r.wqe.got += uint32(len(payload))
 	if pos.Ends() {
-		r.in = messageNone
+		got := r.wqe.got
+		c.qps.recvs = append(c.qps.recvs, r.wqe)
+		r.in, r.wqe = messageNone, nil
 		r.msn = (r.msn + 1) & mask24
-		c.received(q, p, hw.CQEOpcodeRecv, r.wqe.got)
+		c.received(q, p, hw.CQEOpcodeRecv, got)
 	}
 	c.accept(q, p)
+}
+
+// takeRecv is takeWQE for a receive.
+func (c *Card) takeRecv() *recvWQE {
+	n := len(c.qps.recvs)
+	if n == 0 {
+		return new(recvWQE)
+	}
+	w := c.qps.recvs[n-1]
+	c.qps.recvs = c.qps.recvs[:n-1]
+	return w
 }
 
 // received consumes the oldest receive and completes it.

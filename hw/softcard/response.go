@@ -98,7 +98,7 @@ func (c *Card) rewind(q *qp, psn uint32) {
 	c.dropHost(q)
 	s := &q.send
 	s.psn = psn
-	s.loaded = false
+	c.unload(q)
 	for s.cur = s.head; s.cur != s.tail; s.cur++ {
 		op := s.op(s.cur)
 		if op.state == opFetched || op.state == opFailed ||
@@ -336,7 +336,7 @@ func (c *Card) openSink(q *qp, op *sendOp, n uint32) bool {
 		return false
 	}
 	s.sink, s.sinkLoaded = n, true
-	s.sinkSegs = s.sinkList[:copy(s.sinkList[:], w.segs)]
+	s.sinkSegs = append(s.sinkSegs[:0], w.segs...)
 	s.sinkAt, _ = gather.Seek(s.sinkSegs, op.got*q.mtu)
 	return true
 }

@@ -83,7 +83,7 @@ func (e *rtlEngine) gather(q *qp, o *outgoing, at *gather.Cursor, f *frame, tr g
 	}
 	if !s.busy {
 		j := &rtl.Job{
-			Trace: true, Kind: rtl.Send, Header: q.hdr, Transport: roce.RC, Solicited: q.hdr.SE,
+			Trace: true, Kind: rtl.Send, Header: e.header(q), Transport: roce.RC, Solicited: e.c.qps.hdr.SE,
 			Imm: o.opcode == hw.OpcodeSendWithImm || o.opcode == hw.OpcodeRDMAWriteWithImm,
 			MTU: q.mtu, Packet: o.packet, Packets: 1, Cursor: *at,
 			Who: gather.Who{PD: q.ctx.PD, QPN: q.number, Access: o.op.Access()},
@@ -123,10 +123,18 @@ func (e *rtlEngine) gather(q *qp, o *outgoing, at *gather.Cursor, f *frame, tr g
 // plain builds a frame without payload.
 func (e *rtlEngine) plain(q *qp, f *frame) {
 	s := &e.slots[plainContext]
-	e.submit(s, q, &rtl.Job{Kind: rtl.Plain, Header: q.hdr, MTU: q.mtu})
+	e.submit(s, q, &rtl.Job{Kind: rtl.Plain, Header: e.header(q), MTU: q.mtu})
 	e.run(s, func() bool { return s.done })
 	s.busy = false
 	e.place(q, s, f, 0)
+}
+
+// header is all of the header that a frame of the QP is to have.
+func (e *rtlEngine) header(q *qp) roce.Header {
+	h, own := q.path, &e.c.qps.hdr
+	h.Opcode, h.SE, h.AckReq, h.PSN, h.IPID = own.Opcode, own.SE, own.AckReq, own.PSN, own.IPID
+	h.RETH, h.Atomic, h.AETH, h.AtomicAck, h.Imm = own.RETH, own.Atomic, own.AETH, own.AtomicAck, own.Imm
+	return h
 }
 
 // slot is the one that has the packet already, or a free one, or nil.
@@ -180,11 +188,12 @@ func (e *rtlEngine) run(s *rtlSlot, done func() bool) {
 
 // place puts the frame of a job into its slot of the wire, the payload where build has it.
 func (e *rtlEngine) place(q *qp, s *rtlSlot, f *frame, n int) {
-	want := q.hdr.FrameLen(n)
+	h := e.header(q)
+	want := h.FrameLen(n)
 	if len(s.frame) != want {
 		panic(fmt.Sprintf("softcard: the RTL engine has made a frame of %d bytes, want %d", len(s.frame), want))
 	}
-	f.start = headroom - q.hdr.Len()
+	f.start = headroom - h.Len()
 	f.end = f.start + copy(f.buf[f.start:], s.frame)
 	f.built = true
 }

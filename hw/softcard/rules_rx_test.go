@@ -21,7 +21,7 @@ func (p *two) header(op roce.Opcode, psn uint32) roce.Header {
 // inject puts a frame of the test's own on the wire to B.
 func (p *two) inject(frame []byte) {
 	c := p.pair.a.card
-	f := c.txRequest(c.route(p.pair.b.card.net.ctx.MAC))
+	f := c.txRequest(c.route(macNumber(p.pair.b.card.net.ctx.MAC)))
 	if f == nil {
 		p.tb.Fatal("no room on the wire")
 	}

@@ -133,7 +133,7 @@ func TestWireBetweenWorkers(t *testing.T) {
 			all.Go(func() {
 				moved := time.Now()
 				sent, got, owed, answers := 0, 0, 0, 0
-				l := self.route(peer.cfg.MAC)
+				l := self.route(macNumber(peer.cfg.MAC))
 				for got < frames || sent < frames || owed > 0 || answers < frames {
 					if sent < frames && trySend(self, frameTo(peer, byte(sent)), laneRequests) {
 						sent++

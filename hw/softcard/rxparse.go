@@ -41,12 +41,12 @@ func (c *Card) parse(f *frame) (qpn uint32, taken bool) {
 		return 0, false
 	}
 	bth := p.BTH()
-	q := c.qps.table[bth.DestQP()]
+	q := c.qps.table.find(bth.DestQP())
 	if q == nil || !q.receives() || p.Opcode().Transport() != roce.RC {
 		c.count[cntRXDropQP]++
 		return 0, false
 	}
-	if p.SrcGID() != q.hdr.Dst || p.DstGID() != q.hdr.Src {
+	if !q.flow.Answers(p) {
 		c.count[cntRXDropAddress]++
 		return q.number, false
 	}

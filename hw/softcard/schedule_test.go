@@ -48,3 +48,46 @@ func TestFullPortHoldsBackNoOther(t *testing.T) {
 		t.Error("packets still wait")
 	}
 }
+
+// TestDoorbell_OfAnyIsSeenWhileOthersWork: of many QPs one has packets to send all the time, and the card looks
+// at a part of the doorbells in a Step; each of the others is seen within bellParts Steps.
+func TestDoorbell_OfAnyIsSeenWhileOthersWork(t *testing.T) {
+	const many = 300
+	p := newPairOf(t, 64, Limits{}, 64<<20)
+	src := p.a.newMR(0x1000_0000, 64<<10, srcKey, allAccess)
+	dst := p.b.newMR(0x2000_0000, 64<<10, dstKey, allAccess)
+	near := qpConfig{sqLog: 5, rqLog: 1, sendCQ: p.a.newCQ(12), recvCQ: p.a.newCQ(4)}
+	far := qpConfig{sqLog: 5, rqLog: 1, sendCQ: p.b.newCQ(4), recvCQ: p.b.newCQ(4)}
+	var qs []*tQP
+	for i := range uint32(many) {
+		near.number, far.number = 100+i, 100+i
+		q := p.a.newQP(near)
+		connect(q, p.b.newQP(far), defaultLink(), 1, 2)
+		qs = append(qs, q)
+	}
+	post := func(q *tQP, n uint32) {
+		q.post(tWR{op: hw.OpcodeRDMAWrite, remote: dst.base, rkey: dst.key, sges: []hw.DataSegment{src.sge(0, n)}})
+	}
+	c := p.a.card
+	for range 10 {
+		post(qs[0], 60_000) // more than the wire takes: b is not stepped
+	}
+	for range bellParts + 1 {
+		c.Step(p.now, 1)
+	}
+	for i := 1; i < many; i++ {
+		post(qs[i], 0)
+		q := c.qps.table.find(qs[i].number)
+		for steps := 1; ; steps++ {
+			if !c.transmitPending() {
+				t.Fatal("nobody else works: the test shows nothing")
+			}
+			if c.Step(p.now, 1); q.sqSeen == qs[i].sqPI {
+				break
+			}
+			if steps == bellParts {
+				t.Fatalf("QP %d of %d is not seen in %d Steps", i, many, steps)
+			}
+		}
+	}
+}

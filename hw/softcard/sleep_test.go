@@ -269,7 +269,7 @@ func TestFramesWake(t *testing.T) {
 			}
 		}
 		send(t, cards[0], frameTo(cards[1], byte(i)), laneRequests)
-		l := cards[0].route(cards[1].cfg.MAC)
+		l := cards[0].route(macNumber(cards[1].cfg.MAC))
 		for end := time.Now().Add(10 * time.Second); l.lanes[laneRequests].free() == 0; runtime.Gosched() {
 			if time.Now().After(end) {
 				t.Fatalf("frame %d is not taken", i)

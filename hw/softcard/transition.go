@@ -74,7 +74,7 @@ func (c *Card) modifyQP(cmd *command) result {
 	if r := c.mailbox(cmd, ctx.AsBytes()); r != ok {
 		return r
 	}
-	q, in, mask := c.qps.table[cmd.Object], &ctx, hw.QPAttr(cmd.Modifier)
+	q, in, mask := c.qps.table.find(cmd.Object), &ctx, hw.QPAttr(cmd.Modifier)
 	if q == nil {
 		return bad(hw.CommandStatusBadObject, hw.CommandSyndromeNone)
 	}
@@ -217,8 +217,8 @@ func (c *Card) setPath(q *qp) {
 	if av.VLANValid() {
 		h.VLAN = roce.VLANTag{Valid: true, VID: av.VID(), PCP: av.PCP()}
 	}
-	q.hdr = h
-	q.flow.Set(&q.hdr)
+	q.path, q.peer = h, macNumber(h.DstMAC)
+	q.flow.Set(&h)
 }
 
 const defaultHopLimit = 64

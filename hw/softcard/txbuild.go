@@ -7,12 +7,12 @@ import (
 
 // build puts the QP's headers in front of the n bytes of payload in the frame,
 // and pad and ICRC behind. The caller has set what differs from packet to
-// packet in q.hdr.
+// packet in c.qps.hdr.
 func (c *Card) build(q *qp, f *frame, n int) {
 	if c.rtl != nil && n == 0 && !f.built {
 		c.rtl.plain(q, f)
 	}
-	h := &q.hdr
+	h := &c.qps.hdr
 	h.IPID = uint16(c.ipID)
 	c.setIPID(c.ipID + 1)
 	if !f.built {

@@ -3,6 +3,7 @@ package softcard
 import (
 	"rnic/hw"
 	"rnic/hw/gather"
+	"rnic/hw/roce"
 )
 
 // Defects that the debug page puts into the walk, so that a mirror of it can be
@@ -48,7 +49,7 @@ func (w *walk) spoilBefore(f hw.WalkFault, segs []gather.Segment, at *gather.Cur
 }
 
 // spoilAfter changes what a packet's walk ended with.
-func spoilAfter(f hw.WalkFault, q *qp, o *outgoing, at *gather.Cursor, payload []byte) (n int) {
+func spoilAfter(f hw.WalkFault, h *roce.Header, o *outgoing, at *gather.Cursor, payload []byte) (n int) {
 	n = len(payload)
 	last := o.flags&hw.TraceFlagLast != 0
 	switch {
@@ -58,7 +59,7 @@ func spoilAfter(f hw.WalkFault, q *qp, o *outgoing, at *gather.Cursor, payload [
 		n--
 	case f == hw.WalkFaultACKReqMissing && last:
 		o.flags &^= hw.TraceFlagACKReq
-		q.hdr.AckReq = false
+		h.AckReq = false
 	case f == hw.WalkFaultPayloadFlipped && n > 0:
 		payload[n/2] ^= 0xff
 	}

@@ -36,7 +36,7 @@ func send(t testing.TB, c *Card, b []byte, lane int) {
 }
 
 func trySend(c *Card, b []byte, lane int) bool {
-	l := c.route([6]byte(b[:6]))
+	l := c.route(macNumber([6]byte(b[:6])))
 	f := c.slot(l, lane)
 	if f == nil {
 		return false
@@ -144,7 +144,7 @@ func TestWireReserve(t *testing.T) {
 		// The promised answers leave though b's own requests fill the wire.
 		for trySend(b, frameTo(a, 2), laneRequests) {
 		}
-		l := b.route(a.cfg.MAC)
+		l := b.route(macNumber(a.cfg.MAC))
 		for range answers {
 			g := b.txAnswer(l)
 			if g == nil {
@@ -187,7 +187,7 @@ func TestWireNeverStops(t *testing.T) {
 			}
 			for eager && trySend(s.self, frameTo(s.peer, 1), laneRequests) {
 			}
-			l := s.self.route(s.peer.cfg.MAC)
+			l := s.self.route(macNumber(s.peer.cfg.MAC))
 			for ; s.owed > 0; s.owed-- {
 				f := s.self.txAnswer(l)
 				if f == nil {
@@ -269,7 +269,7 @@ func TestCableCarriesAll(t *testing.T) {
 // takes no room for ever.
 func TestPortLeaves(t *testing.T) {
 	c := joined(t, 2, 2)
-	l := c[0].route(c[1].cfg.MAC)
+	l := c[0].route(macNumber(c[1].cfg.MAC))
 	f := c[0].slot(l, laneRequests)
 	c[1].Close()
 	f.start, f.end = headroom, headroom+64
@@ -324,7 +324,7 @@ func TestLinkEvents(t *testing.T) {
 // Payload lies at a 64-byte-aligned place in each slot.
 func TestSlotsAreAligned(t *testing.T) {
 	c := joined(t, 7, 2)
-	l := c[0].route(c[1].cfg.MAC)
+	l := c[0].route(macNumber(c[1].cfg.MAC))
 	for lane := range numLanes {
 		for range 7 {
 			f := c[0].slot(l, lane)

@@ -22,7 +22,7 @@ func init() { mutants = append(mutants, cardMutants...) }
 // cardMutants are defects of the soft card, where the rules meet queues and wire.
 var cardMutants = []mutant{
 	{rule: "G02", what: "a READ request looks its segments up before it leaves", file: requesterGo, pkg: card, test: "TestG02_",
-		old: "	size := h.FrameLen(0)\n", new: "	c.keys.Translate(w.segs[0].Key, q.who(0), w.segs[0].Addr, 1)\n	size := h.FrameLen(0)\n"},
+		old: "	size := q.flow.FrameLen(h.Opcode, 0)\n", new: "	c.keys.Translate(w.segs[0].Key, q.who(0), w.segs[0].Addr, 1)\n	size := q.flow.FrameLen(h.Opcode, 0)\n"},
 	{rule: "G03", what: "an inline payload is gathered from the segments of an older WQE", file: cardWalkGo, pkg: card, test: "TestG03_",
 		old: "	case o.flags&hw.TraceFlagInline != 0:", new: "	case o.flags&hw.TraceFlagInline != 0 && at.Left == 0:"},
 	{rule: "G11", what: "a fence leaves the cached copy", file: keyCacheGo, pkg: card, test: "TestG11_",
@@ -89,7 +89,7 @@ var cardMutants = []mutant{
 		old: "		q.answers.pop()\n		c.sendAnswer(q, &x, f)\n		return turnWorked\n	}\n	c.build(q, f, size)",
 		new: "		x.event = 0\n		c.sendAnswer(q, &x, f)\n		a.cursor.Left, a.packet = 0, n-1\n		return turnWorked\n	}\n	c.build(q, f, size)"},
 	{rule: "G20", what: "a fault ends the card's turn for all", file: requesterGo, pkg: card, test: "TestG20_",
-		old: "	s.loaded = false\n	c.retire(q)\n}", new: "	s.loaded = false\n	c.retire(q)\n	for _, o := range c.qps.live {\n		c.enterError(o, f.fault.Reason, 0, 0)\n	}\n}"},
+		old: "	c.unload(q)\n	c.retire(q)\n}", new: "	c.unload(q)\n	c.retire(q)\n	for _, o := range c.qps.live {\n		c.enterError(o, f.fault.Reason, 0, 0)\n	}\n}"},
 	{rule: "G22", what: "a full trace ring is overwritten", file: traceGo, pkg: card, test: "TestG22_",
 		old: "		if q.producer-q.consumer == size {\n			q.lost++", new: "		if q.producer-q.consumer == size+1 {\n			q.lost++"},
 	{rule: "G22", what: "records that were lost are not told", file: traceGo, pkg: card, test: "TestG22_",
@@ -102,4 +102,6 @@ var cardMutants = []mutant{
 		old: "for t.at.Segment < len(t.segs) && t.at.Offset", new: "for t.at.Segment < 0 && t.at.Offset"},
 	{rule: "G22", what: "a packet that was dropped is traced as handed over", file: cardWalkGo, pkg: card, test: "TestG22_",
 		old: "rec.Kind, rec.Segment, rec.Offset, rec.Key, rec.Reason = hw.TraceKindFault", new: "rec.Kind, rec.Segment, rec.Offset, rec.Key, rec.Reason = hw.TraceKindHandover"},
+	{rule: "Doorbell", what: "while others work the first doorbells alone are looked at", file: "hw/softcard/doorbell.go", pkg: card, test: "TestDoorbell_OfAnyIsSeenWhileOthersWork",
+		old: "if s.bell++; s.bell >= len(s.bells) {", new: "if s.bell++; s.bell >= min(len(s.bells), 2*leastBells) {"},
 }

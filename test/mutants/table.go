@@ -77,7 +77,7 @@ var mutants = []mutant{
 	{rule: "G11", what: "an invalidation leaves the entry", file: cacheGo, pkg: gather, test: "TestG11_",
 		old: "set[i] = line{}", new: "set[i].used = 1"},
 	{rule: "G11", what: "a use does not make recent", file: cacheGo, pkg: gather, test: "TestG11_",
-		old: "set[i].used = c.clock\n\t\t\tc.stats.Hits++", new: "c.stats.Hits++"},
+		old: "l.used = c.clock\n\t\t\tc.stats.Hits++", new: "c.stats.Hits++"},
 	{rule: "G11", what: "a stale fetch is used once", file: lookupGo, pkg: gather, test: "TestG11_",
 		old: "if t.Cache.Complete(fill, k) {", new: "t.Cache.Complete(fill, k)\n\t\tif true {"},
 	{rule: "G12", what: "an empty segment is looked up", file: walkGo, pkg: gather, test: "TestG12_",
