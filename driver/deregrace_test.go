@@ -440,6 +440,7 @@ func (r *race) look(fail func(string, ...any)) {
 func TestG11_DeregRace(t *testing.T) {
 	for name, o := range map[string][]driver.Option{"card": nil, "host": {driver.WithGather(driver.Host)}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of a round is waiting
 			rounds := 1000
 			if full {
 				rounds = 50_000
