@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -22,14 +21,14 @@ import (
 	"rnic/vfio/vfiouser"
 )
 
-// scale is the size of a campaign: that of the acceptance list with RNIC_FULL=1, else the
-// gate's, and a tenth of it under the race detector.
-func scale(full, gate int) int {
+// scale is the size of a campaign that has a suite of the gate to itself: that of the acceptance
+// list with RNIC_FULL=1, else the gate's; under the race detector, where it runs besides, a tenth of that.
+func scale(whole, gate int) int {
 	switch {
-	case os.Getenv("RNIC_FULL") == "1":
-		return full
 	case underRace:
 		return gate / 10
+	case full:
+		return whole
 	}
 	return gate
 }
