@@ -175,20 +175,42 @@ func (c *CQ) detach(q *QP) {
 // ErrDeviceGone, ErrClosed.
 func (c *CQ) Poll(wc []WC) (n int, err error) {
 	c.mu.Lock()
+	if qp := c.last; qp != nil {
+		var next uint32
+		if n, _, next = qp.take(c, nil, wc); n > 0 && next == 0 {
+			qp.release(c)
+			c.q.Publish()
+		} else {
+			n, err = c.poll(wc, n, next)
+		}
+	} else {
+		n, err = c.poll(wc, 0, 0)
+	}
+	c.mu.Unlock()
+	return n, err
+}
+
+// poll is Poll behind the first n, which are of the last queue pair and not
+// released yet: for completions of several, for verification, which compares
+// packets first and has no last queue pair, for errors. qpn is the QP number of
+// the oldest CQE where it was looked at, else 0, or lookOn. The caller holds c.mu.
+func (c *CQ) poll(wc []WC, n int, qpn uint32) (int, error) {
 	q, qp, verify := c.q, c.last, c.d.verify
 	if c.closed { // the ring is gone
 		wc = nil
 	}
-	took := false
-	compared := 0  // completions, from here on, whose packets were compared
-	var e *hw.CQE  // the oldest, where it was looked at
-	var qpn uint32 // its queue pair
+	took := n > 0 || qpn != 0
+	if qpn == lookOn {
+		qpn = 0
+	}
+	compared := 0 // completions, from here on, whose packets were compared
 	for n < len(wc) {
 		// A CQE stays in the ring, where the card may change it: each byte is loaded once.
+		e := q.At(0)
 		if e == nil {
-			if e = q.Peek(); e == nil {
-				break
-			}
+			break
+		}
+		if qpn == 0 {
 			qpn = e.QPN
 		}
 		took = true
@@ -206,23 +228,24 @@ func (c *CQ) Poll(wc []WC) (n int, err error) {
 				qp.release(c)
 			}
 			if qp = c.qps[qpn]; qp == nil {
-				q.Pop() // of a queue pair that was closed
-				e = nil
+				q.Take(1) // of a queue pair that was closed
+				qpn = 0
 				continue
 			}
 		}
-		var k int
-		var index uint32
-		if k, index, e, qpn = qp.take(c, e, room); k > 0 && verify != nil {
+		k, index, next := qp.take(c, e, room)
+		if k > 0 && verify != nil {
 			qp.spoil(&wc[n], index)
 		}
-		n += k
+		if n, qpn = n+k, next; qpn == lookOn {
+			qpn = 0
+		}
 	}
 	if took {
 		if qp != nil {
 			qp.release(c)
 		}
-		if c.last != qp { // a store of a pointer costs a look at the garbage collector
+		if c.last != qp && verify == nil {
 			c.last = qp
 		}
 		q.Publish()
@@ -232,11 +255,10 @@ func (c *CQ) Poll(wc []WC) (n int, err error) {
 			n = c.flushLost(wc)
 		}
 		if n == 0 {
-			err = c.err
+			return 0, c.err
 		}
 	}
-	c.mu.Unlock()
-	return n, err
+	return n, nil
 }
 
 // Times of Wait: looking at the ring spinLooks times in a row, then yielding
@@ -390,7 +412,9 @@ func (c *CQ) end(err error, closed bool) {
 	if c.err == nil || closed && !c.closed {
 		c.err = err
 	}
-	c.closed = c.closed || closed
+	if closed {
+		c.closed, c.last = true, nil
+	}
 	c.mu.Unlock()
 	c.endOnce.Do(func() { close(c.ended) })
 	c.notify()

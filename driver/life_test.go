@@ -291,8 +291,12 @@ func TestCloseOrder(t *testing.T) {
 		ended <- err
 	}()
 	go func() {
-		_, err := s.d.NextEvent(context.Background())
-		ended <- err
+		for { // an event of the port may come before
+			if _, err := s.d.NextEvent(context.Background()); err != nil {
+				ended <- err
+				return
+			}
+		}
 	}()
 	if err := s.d.Close(); err != nil {
 		t.Fatal(err)

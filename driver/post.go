@@ -225,75 +225,98 @@ func (q *QP) recv(wr *RecvWR) error {
 	return nil
 }
 
+// lookOn is what take gives for next where the ring may hold more, and nothing of it
+// was looked at. It is no QP number.
+const lookOn = 1 << 31
+
 // take makes WCs of the CQEs of this queue pair that stand one behind the other at
-// the head of c, whose lock the caller holds, from e on: n of them, the last of the
-// WQE at index. It ends where wc does, and gives the CQE that it looked at last and
-// that is another's, with its QP number. One that fits no work request it drops and
-// counts, and ends: a card is not believed where its word would be an index. The CQE
-// is the card's memory still: no byte of it is loaded twice.
-func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index uint32, next *hw.CQE, qpn uint32) {
-	ring, bad := c.q, false
-	for {
-		var flags hw.CQEFlag
-		index, flags = e.WQEIndex, e.Flags
+// the head of c, whose lock the caller holds: n of them, the last of the WQE at index.
+// e is the first of them, where it was looked at. It ends where wc or the ring does,
+// behind an error, and before another's, whose QP number is next. One that fits no work
+// request it drops and counts: a card is not believed where its word would be an index.
+// The CQE is the card's memory still: no byte of it is loaded twice.
+//
+// Its loop calls nothing, so that its variables stay in registers.
+func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
+	ring := c.q
+	status, fits := StatusSuccess, true
+	for n < len(wc) {
+		if e == nil {
+			if e = ring.At(n); e == nil {
+				break
+			}
+			if next = e.QPN; next != q.n {
+				ring.Take(n)
+				return n, index, next
+			}
+		}
+		index, status = e.WQEIndex, e.Status
+		flags := e.Flags
 		w := &wc[n]
-		w.Opcode = Opcode(e.Opcode)
-		if flags&hw.CQEFlagRecv != 0 {
+		*w = WC{} // then what a success has: it stores a third of the fields
+		if flags&hw.CQEFlagRecv == 0 {
+			takeOver(&q.posted)
+			r := &q.sends[index&q.sendMask]
+			if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone > q.sendMask {
+				fits = false
+				break
+			}
+			w.WRID, w.Opcode = r.wrid, r.op
+			q.sqDone = index + uint32(r.blocks)
+			q.sqMoved = true
+		} else {
 			takeOver(&q.recvd)
 			r := &q.recvs[index&q.recvMask]
 			if c != q.init.RecvCQ || r.index != index || !r.posted {
-				bad = true
+				fits = false
 				break
 			}
 			r.posted = false // the next completion of it is the card's fault
-			w.WRID = r.wrid
+			w.WRID, w.Opcode = r.wrid, Recv
+			if Opcode(e.Opcode) == RecvWriteImm {
+				w.Opcode = RecvWriteImm
+			}
+			w.SrcQPN, w.PKeyIndex = e.SrcQPN, e.PKeyIndex
 			if int32(index+1-q.rqDone) > 0 { // a card that goes back gives nothing away
 				q.rqDone = index + 1
 			}
 			q.rqMoved = true
-			if w.Opcode != RecvWriteImm {
-				w.Opcode = Recv
-			}
-		} else {
-			takeOver(&q.posted)
-			r := &q.sends[index&q.sendMask]
-			if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone > q.sendMask {
-				bad = true
-				break
-			}
-			w.WRID = r.wrid
-			w.Opcode = r.op
-			q.sqDone = index + uint32(r.blocks)
-			q.sqMoved = true
 		}
 		w.QPN = q.n
-		w.Status, w.Reason = e.Status, e.Reason
 		w.Flags = WCFlags(flags)
 		w.ByteLen, w.Imm = e.ByteLen, e.Imm
 		w.Time = e.Time
-		w.FaultSegment, w.FaultKey, w.FaultOffset, w.AETH = int(e.FaultSegment), e.FaultKey, e.FaultOffset, e.AETHSyndrome
-		if w.FaultSegment == hw.NoSegment {
-			w.FaultSegment = -1
-		}
-		w.SrcQPN, w.PKeyIndex = e.SrcQPN, e.PKeyIndex
-		ring.Pop()
-		if n++; n == len(wc) {
-			e = nil
+		w.FaultSegment = -1
+		n++
+		if status != StatusSuccess {
 			break
 		}
-		if e = ring.Peek(); e == nil {
-			break
-		}
-		if qpn = e.QPN; qpn != q.n {
-			break
-		}
-	}
-	if bad {
-		c.bogus++
-		ring.Pop()
 		e = nil
 	}
-	return n, index, e, qpn
+	switch {
+	case !fits:
+		c.bogus++
+		ring.Take(n + 1)
+		return n, index, lookOn
+	case status != StatusSuccess:
+		wc[n-1].fault(e, status)
+		next = lookOn
+	default:
+		next = 0
+	}
+	ring.Take(n)
+	return n, index, next
+}
+
+// fault fills in what only an error completion says.
+//
+//go:noinline
+func (w *WC) fault(e *hw.CQE, status Status) {
+	w.Status, w.Reason, w.AETH = status, e.Reason, e.AETHSyndrome
+	w.FaultKey, w.FaultOffset = e.FaultKey, e.FaultOffset
+	if segment := e.FaultSegment; segment != hw.NoSegment {
+		w.FaultSegment = int(segment)
+	}
 }
 
 // release gives the posters the room of what was completed on c, whose lock

@@ -250,13 +250,15 @@ type WC struct {
 	Imm     uint32 // immediate data or invalidated R_Key, by Flags
 	Time    uint64 // card time, ns
 
-	FaultSegment int    // as in CompletionError
-	FaultKey     uint32 //
-	FaultOffset  uint64 //
-	AETH         uint8  //
+	// Of a receive over UD.
+	SrcQPN    uint32
+	PKeyIndex uint16
 
-	SrcQPN    uint32 // UD
-	PKeyIndex uint16 // UD
+	// As in CompletionError; -1 and zeros in a success.
+	AETH         uint8
+	FaultKey     uint32
+	FaultOffset  uint64
+	FaultSegment int
 }
 
 // Err is nil for a success, else a *CompletionError.

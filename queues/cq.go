@@ -14,7 +14,6 @@ type CQ struct {
 	log      uint8
 	sequence uint8
 	consumer uint32 // absolute count of CQEs taken
-	owned    uint32 // phase of the entry at consumer
 	ci, arm  *uint32
 	domain   *Domain
 }
@@ -26,7 +25,7 @@ func NewCQ(ring []byte, ci, arm *uint32, d *Domain) (*CQ, error) {
 	if len(ring)%hw.CQESize != 0 || bits.OnesCount(uint(n)) != 1 || n > 1<<23 {
 		return nil, fmt.Errorf("queues: completion ring of %d bytes: want a power of two of entries of %d", len(ring), hw.CQESize)
 	}
-	q := &CQ{ring: hw.SliceCQE(ring), log: uint8(bits.Len(uint(n)) - 1), owned: phase(0, 0), ci: ci, arm: arm, domain: d}
+	q := &CQ{ring: hw.SliceCQE(ring), log: uint8(bits.Len(uint(n)) - 1), ci: ci, arm: arm, domain: d}
 	if q.ring == nil {
 		return nil, fmt.Errorf("queues: completion ring is not aligned to %d bytes", hw.CQEAlign)
 	}
@@ -39,37 +38,26 @@ func (q *CQ) Entries() uint32 { return uint32(len(q.ring)) }
 // Consumer is the absolute count of CQEs taken.
 func (q *CQ) Consumer() uint32 { return q.consumer }
 
-// at is the entry with absolute number n, if the card has written it.
-func (q *CQ) at(n uint32) *hw.CQE {
-	e := &q.ring[n&uint32(len(q.ring)-1)]
-	if (mmio.Owner32(&e.Owner)^phase(n, q.log))&1 != 0 {
+// At is the CQE n places behind the oldest, if it is there, or nil. It is the caller's
+// until Take.
+func (q *CQ) At(n int) *hw.CQE {
+	at := q.consumer + uint32(n)
+	e := &q.ring[at&uint32(len(q.ring)-1)]
+	if (mmio.Owner32(&e.Owner)^phase(at, q.log))&1 != 0 {
 		return nil
 	}
 	return e
 }
 
-// Peek is the oldest CQE that is there, or nil. It is the caller's until Pop.
-func (q *CQ) Peek() *hw.CQE {
-	e := &q.ring[q.consumer&uint32(len(q.ring)-1)]
-	if (mmio.Owner32(&e.Owner)^q.owned)&1 != 0 {
-		return nil
-	}
-	return e
-}
+// Take takes the n oldest CQEs. Publish tells the card.
+func (q *CQ) Take(n int) { q.consumer += uint32(n) }
 
 // Ready is how many CQEs are there, at most so many.
 func (q *CQ) Ready(most int) (n int) {
-	for n < min(most, len(q.ring)) && q.at(q.consumer+uint32(n)) != nil {
+	for n < min(most, len(q.ring)) && q.At(n) != nil {
 		n++
 	}
 	return n
-}
-
-// Pop takes the CQE that Peek gave. Publish tells the card.
-func (q *CQ) Pop() {
-	if q.consumer++; q.consumer&uint32(len(q.ring)-1) == 0 {
-		q.owned ^= 1
-	}
 }
 
 // Publish tells the card how many CQEs are taken, so that it may write more.
@@ -96,8 +84,8 @@ func (q *CQ) Arm(solicitedOnly bool) {
 // Purge drops the CQEs of a QP that are in the ring; the card writes no more
 // of them. A dropped one stays in its place, with QP number 0, which no QP has.
 func (q *CQ) Purge(qpn uint32) (dropped int) {
-	for n := q.consumer; n-q.consumer < uint32(len(q.ring)); n++ {
-		e := q.at(n)
+	for n := range q.ring {
+		e := q.At(n)
 		if e == nil {
 			break
 		}

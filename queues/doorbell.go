@@ -40,4 +40,4 @@ func (d *Domain) ring(word *uint32, v uint32) {
 
 // phase is the owner bit of the entry with absolute number n in a ring of
 // 2^log entries: 1 in the first turn, then 0, 1, …
-func phase(n uint32, log uint8) uint32 { return ^(n >> log) & 1 }
+func phase(n uint32, log uint8) uint32 { return ^(n >> (log & 31)) & 1 }

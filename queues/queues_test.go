@@ -127,12 +127,15 @@ func TestCQPhase(t *testing.T) {
 		if n := q.Ready(100); n != int(batch) || q.Ready(2) != min(n, 2) {
 			t.Fatalf("%d are ready, want %d", n, batch)
 		}
-		for q.Peek() != nil {
-			e := q.Peek()
+		for q.At(0) != nil {
+			e := q.At(0)
 			if e.QPN != consumed&0xff || e.WQEIndex != 0x40 || e.Status != hw.StatusWRFlushErr {
 				t.Fatalf("CQE %d: %+v", consumed, e)
 			}
-			q.Pop()
+			if n := int(produced - consumed); q.At(n-1) == nil || n < entries && q.At(n) != nil {
+				t.Fatalf("CQE %d: At does not end behind the %d that are there", consumed, n)
+			}
+			q.Take(1)
 			consumed++
 		}
 		if consumed != produced {
@@ -161,7 +164,7 @@ func TestCQPurge(t *testing.T) {
 	q, _ := NewCQ(ring, &ci, &arm, &Domain{})
 	for n := range uint32(13) { // 5 of the first turn are taken, 8 stay
 		if n >= entries {
-			q.Pop()
+			q.Take(1)
 		}
 		card(ring, n, entries, func(e []byte) { e[0] = byte(3 + n%2) })
 	}
@@ -169,9 +172,9 @@ func TestCQPurge(t *testing.T) {
 		t.Fatalf("dropped %d, want 4", got)
 	}
 	var got []uint32
-	for e := q.Peek(); e != nil; e = q.Peek() {
+	for e := q.At(0); e != nil; e = q.At(0) {
 		got = append(got, e.QPN)
-		q.Pop()
+		q.Take(1)
 	}
 	want := []uint32{0, 3, 0, 3, 0, 3, 0, 3} // 5 … 12: odd numbers were QP 4's
 	for i := range want {
@@ -439,8 +442,8 @@ func TestNoAllocation(t *testing.T) {
 		r.Ring()
 		ring[n%8*64+60] = byte(1 - n/8%2)
 		n++
-		for c.Peek() != nil {
-			c.Pop()
+		for c.At(0) != nil {
+			c.Take(1)
 		}
 		c.Publish()
 	}); a != 0 {

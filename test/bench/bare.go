@@ -88,13 +88,13 @@ func barePost(q *queues.SQ, sges []queues.SGE, inline [][]byte) bool {
 
 func barePoll(q *queues.CQ, most int, sum *uint64) (n int) {
 	for ; n < most; n++ {
-		e := q.Peek()
+		e := q.At(n)
 		if e == nil {
 			break
 		}
 		*sum += uint64(e.WQEIndex)
-		q.Pop()
 	}
+	q.Take(n)
 	if n > 0 {
 		q.Publish()
 	}

@@ -12,5 +12,5 @@ var benchMutants = []mutant{
 	{rule: "P02", what: "a doorbell without a full fence", file: "hw/mmio/inplace_amd64.go", pkg: "./hw/mmio", test: "TestP02_DoorbellForbidsBothOld",
 		old: "	atomic.AddUint32(&own, 0)\n", new: "	_ = own\n"},
 	{rule: "P03", what: "a poll allocates", file: "driver/cq.go", pkg: "./test/bench", test: "TestP03_Quick",
-		old: "	took := false\n	compared := 0 ", new: "	took := len(fmt.Sprint(len(wc))) == 0\n	compared := 0 "},
+		old: "qp := c.last; qp != nil {", new: "qp := c.last; qp != nil && fmt.Sprint(len(wc)) != \"\" {"},
 }

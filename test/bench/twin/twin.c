@@ -218,12 +218,12 @@ struct wc {
 	uint8_t status, reason, opcode, flags;
 	uint32_t byte_len, imm;
 	uint64_t time;
-	int64_t fault_segment;
-	uint32_t fault_key;
-	uint64_t fault_offset;
-	uint8_t aeth;
 	uint32_t src_qpn;
 	uint16_t pkey_index;
+	uint8_t aeth;
+	uint32_t fault_key;
+	uint64_t fault_offset;
+	int64_t fault_segment;
 };
 
 struct send_record { uint64_t wr_id; uint32_t number, index; uint8_t blocks, op; };
@@ -357,23 +357,24 @@ apart int post_send_batch(struct qp *q, const struct send_wr *wrs, int n, int *e
 	return i;
 }
 
+static apart void fault(struct wc *wc, struct cqe *e, uint8_t status)
+{
+	uint8_t segment = e->fault_segment;
+	wc->status = status;
+	wc->reason = e->reason;
+	wc->aeth = e->aeth;
+	wc->fault_key = e->fault_key;
+	wc->fault_offset = e->fault_offset;
+	if (segment != NO_SEGMENT)
+		wc->fault_segment = segment;
+}
+
 inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
 {
+	uint8_t flags = e->flags, status = e->status;
 	uint32_t index = e->wqe_index;
-	uint8_t flags = e->flags;
-	wc->opcode = e->opcode;
-	if (flags & CQE_RECV) {
-		struct recv_record *r = &q->recvs[index & q->recv_mask];
-		if (c != q->recv_cq || r->index != index || !r->posted)
-			return false;
-		r->posted = false;
-		wc->wr_id = r->wr_id;
-		if ((int32_t)(index + 1 - q->rq_done) > 0)
-			q->rq_done = index + 1;
-		q->rq_moved = true;
-		if (wc->opcode != RECV_WRITE_IMM)
-			wc->opcode = RECV;
-	} else {
+	*wc = (struct wc){0};
+	if (!(flags & CQE_RECV)) {
 		struct send_record *r = &q->sends[index & q->send_mask];
 		if (c != q->send_cq || r->index != index || !r->blocks || index - q->sq_done >= q->sq.blocks)
 			return false;
@@ -381,20 +382,27 @@ inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
 		wc->opcode = r->op;
 		q->sq_done = index + r->blocks;
 		q->sq_moved = true;
+	} else {
+		struct recv_record *r = &q->recvs[index & q->recv_mask];
+		if (c != q->recv_cq || r->index != index || !r->posted)
+			return false;
+		r->posted = false;
+		wc->wr_id = r->wr_id;
+		wc->opcode = e->opcode == RECV_WRITE_IMM ? RECV_WRITE_IMM : RECV;
+		wc->src_qpn = e->src_qpn;
+		wc->pkey_index = e->pkey_index;
+		if ((int32_t)(index + 1 - q->rq_done) > 0)
+			q->rq_done = index + 1;
+		q->rq_moved = true;
 	}
 	wc->qpn = q->n;
-	wc->status = e->status;
-	wc->reason = e->reason;
 	wc->flags = flags;
 	wc->byte_len = e->byte_len;
 	wc->imm = e->imm;
 	wc->time = e->time;
-	wc->fault_segment = e->fault_segment == NO_SEGMENT ? -1 : e->fault_segment;
-	wc->fault_key = e->fault_key;
-	wc->fault_offset = e->fault_offset;
-	wc->aeth = e->aeth;
-	wc->src_qpn = e->src_qpn;
-	wc->pkey_index = e->pkey_index;
+	wc->fault_segment = -1;
+	if (unlikely(status))
+		fault(wc, e, status);
 	return true;
 }
 
