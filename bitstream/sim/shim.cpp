@@ -6,9 +6,15 @@
 #include <random>
 #include <vector>
 
+#ifdef RTL_128
 #include "Vengine128.h"
+#endif
+#ifdef RTL_256
 #include "Vengine256.h"
+#endif
+#ifdef RTL_512
 #include "Vengine512.h"
+#endif
 #include "verilated.h"
 
 double sc_time_stamp() { return 0; }
@@ -30,6 +36,10 @@ struct Answer {  // to a read
   uint64_t due;
   uint32_t beat, beats, fails;  // fails: the beat that says so
   std::vector<uint8_t> data;
+  bool fetch;  // of a WQE: its beats take the port, and are not the engine's
+  Job job;
+  uint32_t context;
+  std::vector<Word> words;
 };
 struct Entry {
   uint32_t context;
@@ -53,6 +63,7 @@ struct rtl {
   virtual void reset() = 0;
   virtual uint64_t counter(uint32_t index) = 0;
 
+  uint32_t bytes = 0;  // of a beat
   uint32_t option[RTL_OPTIONS] = {};
   uint64_t now = 0;
   std::mt19937_64 rng;
@@ -60,12 +71,16 @@ struct rtl {
   std::deque<Word> words[contexts];
   std::vector<Answer> answers;
   std::vector<Entry> entries;
+  std::deque<Answer> fetches;  // WQEs that are to be fetched
+  uint32_t ahead = 0;  // WQEs that are fetched and whose job the engine has not taken
+  uint32_t asked = 0;  // bytes of the first fetch that were asked for
   std::deque<uint32_t> fences;
   std::deque<Rate> rates;
   uint32_t ticks = 0;
   bool ignored = false;
   std::deque<rtl_event> events;
   std::vector<uint8_t> frame;
+  uint64_t began = 0;  // cycle of the frame's first beat
 
   bool chance(uint32_t percent) { return percent != 0 && rng() % 100 < percent; }
   uint64_t due() {
@@ -103,7 +118,7 @@ struct Engine : rtl {
 
   void reset() override {
     for (int c = 0; c < contexts; c++) jobs[c].clear(), words[c].clear();
-    answers.clear(), entries.clear(), fences.clear(), rates.clear(), events.clear(), frame.clear();
+    answers.clear(), entries.clear(), fetches.clear(), ahead = asked = 0, fences.clear(), rates.clear(), events.clear(), frame.clear();
     ticks = 0;
     m.rst = 1;
     m.job_valid = m.segment_valid = m.tick = m.rate_valid = m.entry_valid = m.fence_valid = m.beat_valid = 0;
@@ -189,8 +204,8 @@ struct Engine : rtl {
         break;
       }
     int beat = pick();
-    m.beat_valid = beat >= 0;
-    if (beat >= 0) {
+    m.beat_valid = beat >= 0 && !answers[beat].fetch;
+    if (m.beat_valid) {
       Answer &a = answers[beat];
       m.beat_tag = a.tag;
       m.beat_number = a.beat;
@@ -204,7 +219,8 @@ struct Engine : rtl {
       }
       load(m.beat_data, row, WB);
     }
-    m.read_ready = !chance(option[RTL_STALL_READ]);
+    bool fetching = !fetches.empty() && ahead < option[RTL_FETCH_AHEAD];
+    m.read_ready = !fetching && !chance(option[RTL_STALL_READ]) && (!option[RTL_READS_MOST] || answers.size() < option[RTL_READS_MOST]);
     m.fill_ready = !chance(option[RTL_STALL_FILL]);
     m.frame_ready = !chance(option[RTL_STALL_FRAME]);
     m.result_ready = !chance(option[RTL_STALL_RESULT]);
@@ -212,7 +228,21 @@ struct Engine : rtl {
     m.eval();
 
     // What is handed over in this cycle.
-    if (m.job_valid && m.job_ready) jobs[m.job_context].pop_front();
+    if (m.job_valid && m.job_ready) {
+      jobs[m.job_context].pop_front();
+      if (ahead) ahead--;
+    }
+    if (fetching) {
+      // A request of at most 512 bytes a cycle, in the place of a read.
+      asked += 512;
+      if (asked >= fetches.front().n) {
+        fetches.front().due = due();
+        answers.push_back(std::move(fetches.front()));
+        fetches.pop_front();
+        ahead++;
+        asked = 0;
+      }
+    }
     if (m.segment_valid && m.segment_ready) words[m.segment_context].pop_front();
     if (m.rate_valid) rates.pop_front();
     if (m.tick) ticks--;
@@ -221,6 +251,14 @@ struct Engine : rtl {
       fences.pop_front();
     }
     if (m.entry_valid) entries.erase(entries.begin() + entry);
+    if (beat >= 0 && answers[beat].fetch) {
+      Answer &a = answers[beat];
+      if (++a.beat == a.beats) {
+        jobs[a.context].push_back(a.job);
+        for (Word &w : a.words) words[a.context].push_back(w);
+        answers.erase(answers.begin() + beat);
+      }
+    }
     if (m.beat_valid && m.beat_ready) {
       Answer &a = answers[beat];
       if (++a.beat == a.beats || m.beat_error) answers.erase(answers.begin() + beat);
@@ -230,10 +268,11 @@ struct Engine : rtl {
     if (m.frame_valid && m.frame_ready) {
       uint8_t row[WB];
       memcpy(row, &m.frame_data[0], WB);
+      if (frame.empty()) began = now;
       frame.insert(frame.end(), row, row + m.frame_bytes);
       if (m.frame_last) {
         rtl_event e = {};
-        e.kind = RTL_FRAME, e.context = m.frame_context, e.cycle = now, e.length = frame.size();
+        e.kind = RTL_FRAME, e.context = m.frame_context, e.c = began, e.cycle = now, e.length = frame.size();
         memcpy(e.data, frame.data(), frame.size() < sizeof e.data ? frame.size() : sizeof e.data);
         events.push_back(e);
         frame.clear();
@@ -257,37 +296,61 @@ struct Engine : rtl {
 extern "C" {
 
 rtl *rtl_open(int width, uint64_t seed) {
-  rtl *r;
-  switch (width) {
-    case 128: r = new Engine<Vengine128, 16>; break;
-    case 256: r = new Engine<Vengine256, 32>; break;
-    case 512: r = new Engine<Vengine512, 64>; break;
-    default: return nullptr;
-  }
-  r->rng.seed(seed);
+  rtl *r = nullptr;
+#ifdef RTL_128
+  if (width == 128) r = new Engine<Vengine128, 16>;
+#endif
+#ifdef RTL_256
+  if (width == 256) r = new Engine<Vengine256, 32>;
+#endif
+#ifdef RTL_512
+  if (width == 512) r = new Engine<Vengine512, 64>;
+#endif
+  if (r) r->rng.seed(seed), r->bytes = width / 8;
   return r;
 }
 void rtl_close(rtl *r) { delete r; }
 void rtl_option(rtl *r, int option, uint32_t value) { r->option[option] = value; }
 void rtl_reset(rtl *r) { r->reset(); }
 
-void rtl_job(rtl *r, uint32_t context, const uint8_t *walk, const uint8_t *head) {
+int rtl_built(int width) {
+#ifdef RTL_128
+  if (width == 128) return 1;
+#endif
+#ifdef RTL_256
+  if (width == 256) return 1;
+#endif
+#ifdef RTL_512
+  if (width == 512) return 1;
+#endif
+  return 0;
+}
+
+static Job job(const uint8_t *walk, const uint8_t *head) {
   Job j;
   memcpy(j.walk, walk, sizeof j.walk);
   memcpy(j.head, head, sizeof j.head);
-  r->jobs[context].push_back(j);
+  return j;
 }
+static Word word(const uint8_t *bytes) {
+  Word w;
+  memcpy(w.data, bytes, sizeof w.data);
+  return w;
+}
+void rtl_job(rtl *r, uint32_t context, const uint8_t *walk, const uint8_t *head) { r->jobs[context].push_back(job(walk, head)); }
 void rtl_words(rtl *r, uint32_t context, const uint8_t *words, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++) {
-    Word w;
-    memcpy(w.data, words + 16 * i, 16);
-    r->words[context].push_back(w);
-  }
+  for (uint32_t i = 0; i < n; i++) r->words[context].push_back(word(words + 16 * i));
+}
+void rtl_fetch(rtl *r, uint32_t context, const uint8_t *walk, const uint8_t *head, const uint8_t *words, uint32_t n, uint32_t bytes) {
+  Answer a = {};
+  a.fetch = true, a.context = context, a.job = job(walk, head), a.n = bytes, a.beats = (bytes + r->bytes - 1) / r->bytes;
+  for (uint32_t i = 0; i < n; i++) a.words.push_back(word(words + 16 * i));
+  r->fetches.push_back(std::move(a));
 }
 
 static void answer(rtl *r, uint32_t tag, uint64_t address, const uint8_t *data, uint32_t n) {
-  Answer a;
-  uint32_t wb = dynamic_cast<Engine<Vengine128, 16> *>(r) ? 16 : dynamic_cast<Engine<Vengine256, 32> *>(r) ? 32 : 64;
+  Answer a = {};
+  uint32_t wb = r->bytes;
   a.tag = tag, a.n = n, a.address = address, a.error = data == nullptr, a.due = r->due(), a.beat = 0;
   a.beats = (address % wb + n + wb - 1) / wb;
   a.fails = a.error ? r->rng() % a.beats : 0;

@@ -15,7 +15,7 @@ typedef struct rtl rtl;
 enum {
   RTL_READ = 1,  // a: tag, b: bytes, c: address
   RTL_FILL,      // context, a: key index
-  RTL_FRAME,     // context, data
+  RTL_FRAME,     // context, data, c: cycle of its first beat
   RTL_RESULT,    // context, data: engine_pkg::result_t
   RTL_TRACE,     // context, data: engine_pkg::trace_t
   RTL_FENCED,    // a: key index
@@ -39,10 +39,13 @@ enum {
   RTL_STALL_RESULT,   // result_ready
   RTL_STALL_BEAT,     // no beat comes
   RTL_STALL_SEGMENT,  // no segment comes
+  RTL_READS_MOST,     // read_ready is low while so many reads are in flight; 0: no bound
+  RTL_FETCH_AHEAD,    // WQEs that are fetched before the engine asks for them
   RTL_OPTIONS
 };
 
-rtl *rtl_open(int width, uint64_t seed);  // 128, 256 or 512; else 0
+int rtl_built(int width);  // 128, 256 or 512: is there an engine of that width
+rtl *rtl_open(int width, uint64_t seed);  // 0: not built
 void rtl_close(rtl *r);
 void rtl_option(rtl *r, int option, uint32_t value);
 void rtl_reset(rtl *r);  // what waits at the inputs is dropped
@@ -50,6 +53,8 @@ void rtl_reset(rtl *r);  // what waits at the inputs is dropped
 // Inputs wait in queues without a bound. walk and head are the structures of engine_pkg, bit 0 first.
 void rtl_job(rtl *r, uint32_t context, const uint8_t *walk, const uint8_t *head);
 void rtl_words(rtl *r, uint32_t context, const uint8_t *words, uint32_t n);  // of 16 bytes
+// The same, but its WQE of so many bytes is fetched first, over the port that the engine's reads use.
+void rtl_fetch(rtl *r, uint32_t context, const uint8_t *walk, const uint8_t *head, const uint8_t *words, uint32_t n, uint32_t bytes);
 void rtl_complete(rtl *r, uint32_t tag, uint64_t address, const uint8_t *data, uint32_t n);
 void rtl_fail(rtl *r, uint32_t tag, uint64_t address, uint32_t n);
 void rtl_entry(rtl *r, uint32_t context, int exists, const uint8_t *entry);

@@ -27,6 +27,8 @@ const (
 	StallResult  Option = C.RTL_STALL_RESULT
 	StallBeat    Option = C.RTL_STALL_BEAT
 	StallSegment Option = C.RTL_STALL_SEGMENT
+	ReadsMost    Option = C.RTL_READS_MOST  // reads in flight at the same time; 0: as many as the engine has tags
+	FetchAhead   Option = C.RTL_FETCH_AHEAD // WQEs that SubmitFetched may have fetched and not handed over yet
 )
 
 // Engine is one engine, with its surroundings: memory and key table are the Handler's.
@@ -34,19 +36,30 @@ type Engine struct {
 	c     *C.rtl
 	event C.rtl_event
 	cycle uint64
+	began uint64
 }
 
 // Built says whether there is an engine in this program.
 const Built = true
 
-// Open makes an engine of a data path of width bits: 128, 256 or 512. Its surroundings answer at once, in
+// Widths are those of the engines in this program, in bits, the widest last.
+func Widths() (widths []int) {
+	for _, w := range []int{128, 256, 512} {
+		if C.rtl_built(C.int(w)) != 0 {
+			widths = append(widths, w)
+		}
+	}
+	return widths
+}
+
+// Open makes an engine of a data path of width bits, one of Widths. Its surroundings answer at once, in
 // order and without stalls; what is not reset begins with any value, drawn from seed.
 func Open(width int, seed uint64) (Simulator, error) { return open(width, seed) }
 
 func open(width int, seed uint64) (*Engine, error) {
 	c := C.rtl_open(C.int(width), C.uint64_t(seed))
 	if c == nil {
-		return nil, fmt.Errorf("rtl: no engine of %d bits: 128, 256 or 512", width)
+		return nil, fmt.Errorf("rtl: no engine of %d bits was built; there are %v", width, Widths())
 	}
 	return &Engine{c: c}, nil
 }
@@ -73,6 +86,15 @@ func (e *Engine) Submit(context int, j *Job) {
 	if len(w) > 0 {
 		C.rtl_words(e.c, C.uint32_t(context), (*C.uint8_t)(&w[0]), C.uint32_t(len(w)/16))
 	}
+}
+
+// SubmitFetched queues a job whose WQE of so many bytes is fetched first, over the port that the engine's reads
+// use. FetchAhead says how many are on the way before the engine takes them.
+func (e *Engine) SubmitFetched(context int, j *Job, bytes int) {
+	w := j.words()
+	walk, head := j.walk(len(w)/16), j.head()
+	w = append(w, 0) // that there is a first byte
+	C.rtl_fetch(e.c, C.uint32_t(context), (*C.uint8_t)(&walk.b[0]), (*C.uint8_t)(&head.b[0]), (*C.uint8_t)(&w[0]), C.uint32_t(len(w)/16), C.uint32_t(bytes))
 }
 
 // Complete answers a read with its bytes, which are copied.
@@ -119,8 +141,11 @@ func (e *Engine) IgnoreGate(on bool) {
 // Count reads a counter.
 func (e *Engine) Count(c Counter) uint64 { return uint64(C.rtl_counter(e.c, C.uint32_t(c))) }
 
-// Cycle is the cycle of the event that a handler is being told.
+// Cycle is the cycle of the event that a handler is being told: of a frame, its last beat's.
 func (e *Engine) Cycle() uint64 { return e.cycle }
+
+// Began is the cycle of the first beat of the frame that a handler is being told.
+func (e *Engine) Began() uint64 { return e.began }
 
 // Run runs at most so many cycles, and tells h what happens. It stops early, and reports true, when done does.
 func (e *Engine) Run(cycles uint32, h Handler, done func() bool) bool {
@@ -138,7 +163,7 @@ func (e *Engine) Run(cycles uint32, h Handler, done func() bool) bool {
 
 func (e *Engine) deliver(h Handler) {
 	v := &e.event
-	e.cycle = uint64(v.cycle)
+	e.cycle, e.began = uint64(v.cycle), uint64(v.c)
 	data := make([]byte, min(int(v.length), len(v.data)))
 	for i := range data {
 		data[i] = byte(v.data[i])

@@ -49,6 +49,8 @@ type scene struct {
 	bad     func(iova uint64) bool
 }
 
+const boundQPN = 17 // of memory windows
+
 const end = 1 << 20 // key indices from here on are beyond the table
 
 func randomScene(rng *rand.Rand) *scene {
@@ -61,6 +63,12 @@ func randomScene(rng *rand.Rand) *scene {
 		}
 		g := oracle.Region{Valid: true, Tag: uint8(rng.Uint32()), PD: 3, Rights: 4, Base: rng.Uint64N(1 << 46), Length: 1 + rng.Uint64N(1<<17), IOVA: rng.Uint64N(1<<50) &^ 0xfff}
 		g.IOVA += g.Base & 0xfff
+		switch rng.IntN(20) {
+		case 0:
+			g.Rights = 3 // not for READ responses
+		case 1:
+			g.Window, g.QP = true, boundQPN // for READ responses only
+		}
 		s.regions[index] = g
 		s.keys = append(s.keys, index<<8|uint32(g.Tag))
 	}
@@ -88,6 +96,10 @@ func (s *scene) segment(rng *rand.Rand, most int, fault int) oracle.Segment {
 		length = 0
 	case 1:
 		length = min(most, 1+rng.IntN(70))
+	case 2:
+		if rng.IntN(8) == 0 {
+			length = most
+		}
 	}
 	length = min(length, int(g.Length))
 	off := rng.Uint64N(g.Length - uint64(length) + 1)
@@ -109,12 +121,15 @@ func (s *scene) segment(rng *rand.Rand, most int, fault int) oracle.Segment {
 	return seg
 }
 
-// randomMessage draws a request and walks it by the oracle.
-func randomMessage(rng *rand.Rand, w *oracle.World, s *scene, faulty bool) *message {
+// randomMessage draws a request and has w walk it.
+func randomMessage(rng *rand.Rand, w func(oracle.Request) oracle.Walk, s *scene, faulty bool) *message {
 	m := &message{header: randomHeader(rng), psn: rng.Uint32() & roce.PSNMask, ipid: uint16(rng.Uint32()),
 		kind: Kind(1 + rng.IntN(3)), solicit: rng.IntN(2) == 0}
 	r := &m.request
 	r.MTU, r.PD, r.QPN = 256<<rng.IntN(5), 3, rng.Uint32()&roce.PSNMask
+	if rng.IntN(2) == 0 {
+		r.QPN = boundQPN
+	}
 	m.trans = roce.RC
 	if m.kind != ReadResponse {
 		m.trans = roce.Transport(rng.IntN(2)) // RC, UC
@@ -132,11 +147,15 @@ func randomMessage(rng *rand.Rand, w *oracle.World, s *scene, faulty bool) *mess
 		fault = 5
 	}
 	n, most := rng.IntN(6), 9000
-	switch rng.IntN(8) {
+	switch rng.IntN(12) {
 	case 0:
 		n, most = 63, 200
 	case 1:
 		n, most = 1, 65536
+	case 2, 3:
+		n, most = 1+rng.IntN(63), 300
+	case 4:
+		n, most = 1+rng.IntN(63), 65536/(1<<rng.IntN(10))
 	}
 	if m.trans == roce.UD {
 		most = int(r.MTU) / max(n, 1)
@@ -157,7 +176,7 @@ func randomMessage(rng *rand.Rand, w *oracle.World, s *scene, faulty bool) *mess
 	if faulty && rng.IntN(20) == 0 {
 		r.PD = 4
 	}
-	m.walk = w.Gather(*r)
+	m.walk = w(*r)
 	return m
 }
 
@@ -169,15 +188,13 @@ type sent struct {
 	failed bool // it ends in the message's fault
 	token  uint32
 	flush  bool // it falls with the job before
-	trace  bool
 }
 
 // submit splits a message into jobs. After its fault nothing of it is submitted but, now and then, a job
 // that must fall with it.
-func (r *rig) submit(rng *rand.Rand, c int, m *message, token *uint32, out []sent) []sent {
+func (r *rig) submit(rng *rand.Rand, c int, m *message, traced bool, token *uint32, out []sent) []sent {
 	whole := len(m.walk.Packets)
 	chain := false
-	traced := rng.IntN(2) == 0
 	for at := 0; ; {
 		n := 0 // to the end
 		if rng.IntN(3) == 0 {
@@ -186,7 +203,7 @@ func (r *rig) submit(rng *rand.Rand, c int, m *message, token *uint32, out []sen
 		j := m.job(at, n)
 		*token++
 		j.Token, j.Chain, j.Trace = *token, chain, traced
-		e := sent{m: m, first: at, n: whole - at, token: *token, trace: traced}
+		e := sent{m: m, first: at, n: whole - at, token: *token}
 		if n != 0 && n <= whole-at {
 			e.n = n
 		}
@@ -287,8 +304,8 @@ func TestRandom(t *testing.T) {
 					n := 1 + rng.IntN(12)
 					for range n {
 						c := rng.IntN(Contexts)
-						m := randomMessage(rng, w, s, rng.IntN(2) == 0)
-						all[c] = r.submit(rng, c, m, &token, all[c])
+						m := randomMessage(rng, w.Gather, s, rng.IntN(2) == 0)
+						all[c] = r.submit(rng, c, m, rng.IntN(2) == 0, &token, all[c])
 						packets += len(m.walk.Packets)
 						if m.walk.Fault != nil {
 							faults++
@@ -327,7 +344,7 @@ func TestAlone(t *testing.T) {
 					c := rng.IntN(Contexts)
 					results, hits := 0, true
 					for range 8 {
-						m := randomMessage(rng, w, s, rng.IntN(2) == 0)
+						m := randomMessage(rng, w.Gather, s, rng.IntN(2) == 0)
 						j := m.job(0, 0)
 						j.Trace = true
 						r.traces[c] = nil

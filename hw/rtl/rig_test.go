@@ -60,15 +60,21 @@ func (r *rig) Read(tag uint32, iova uint64, n uint32) {
 		return
 	}
 	data := make([]byte, n)
-	for i := range data {
-		b, ok := r.read(iova + uint64(i))
-		if !ok {
-			r.e.Fail(tag, iova, n)
-			return
-		}
-		data[i] = b
+	if !r.fetch(iova, data) {
+		r.e.Fail(tag, iova, n)
+		return
 	}
 	r.e.Complete(tag, iova, data)
+}
+
+// fetch reads memory, or not where the IOMMU refuses a byte of it.
+func (r *rig) fetch(iova uint64, dst []byte) (ok bool) {
+	for i := range dst {
+		if dst[i], ok = r.read(iova + uint64(i)); !ok {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *rig) Fill(context int, index uint32) {
@@ -109,6 +115,7 @@ func (r *rig) stalls(rng *rand.Rand) {
 	r.e.SetOption(LatencyMin, lo)
 	r.e.SetOption(LatencyMax, span)
 	r.e.SetOption(Mix, uint32(rng.IntN(2)))
+	r.e.SetOption(ReadsMost, uint32(rng.IntN(2)*(1+rng.IntN(256))))
 	for _, o := range []Option{StallRead, StallFill, StallFrame, StallResult, StallBeat, StallSegment} {
 		r.e.SetOption(o, uint32([]int{0, 0, 10, 60}[rng.IntN(4)]))
 	}
@@ -140,6 +147,7 @@ type message struct {
 	solicit bool
 	psn     uint32
 	ipid    uint16
+	beyond  uint32 // bytes that the cursor has left beyond the end of the segments
 }
 
 // opcode is the BTH's opcode of packet i of the message (InfiniBand specification, volume 1, table 38).
@@ -232,7 +240,7 @@ func (m *message) job(first, n int) *Job {
 	case j.IsInline:
 		j.Cursor = gather.Cursor{Left: uint32(len(r.Inline))}
 	default:
-		j.Cursor = gather.Cursor{Left: uint32(total)} // not in normal form: the engine need not be told
+		j.Cursor = gather.Cursor{Left: uint32(total) + m.beyond} // not in normal form: the engine need not be told
 	}
 	return j
 }

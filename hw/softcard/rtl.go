@@ -52,7 +52,6 @@ const rtlCycles = 1 << 20
 
 // What the simulated engine is: card.go states it in the limits.
 const (
-	rtlWidth       = 512
 	rtlReadTags    = 64
 	rtlReadRequest = 512
 	rtlCacheSets   = 64
@@ -60,7 +59,11 @@ const (
 )
 
 func newRTLEngine(c *Card) (*rtlEngine, error) {
-	sim, err := rtl.Open(rtlWidth, c.cfg.Seed)
+	widths := rtl.Widths()
+	if len(widths) == 0 {
+		return nil, rtl.ErrNotBuilt
+	}
+	sim, err := rtl.Open(widths[len(widths)-1], c.cfg.Seed)
 	if err != nil {
 		return nil, err
 	}

@@ -82,6 +82,9 @@ func run(mutants []mutant, rules []string, out io.Writer) (survived int, err err
 	if len(rules) > 0 {
 		mutants = slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !slices.Contains(rules, m.rule) })
 	}
+	if mutants, err = simulated(mutants, out); err != nil {
+		return 0, err
+	}
 	if err := sound(mutants); err != nil {
 		return 0, err
 	}
@@ -140,7 +143,14 @@ func (m *mutant) run() (caught bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	out, err := goTest(m.pkg, []string{m.test}, overlay)
+	var env []string
+	if m.gateware() {
+		if env, err = m.simulate(dir); err != nil {
+			return false, err
+		}
+		overlay = ""
+	}
+	out, err := goTest(m.pkg, []string{m.test}, overlay, env...)
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -179,10 +189,15 @@ func (m *mutant) seed(dir string) (overlay string, err error) {
 }
 
 // goTest runs the tests whose names begin so.
-func goTest(pkg string, names []string, overlay string) ([]byte, error) {
+func goTest(pkg string, names []string, overlay string, env ...string) ([]byte, error) {
 	args := []string{"test", "-count=1", "-v", "-timeout", "2m", "-run", "^(" + strings.Join(names, "|") + ")"}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
-	return exec.Command("go", append(args, pkg)...).CombinedOutput()
+	if pkg == rtlSim {
+		args, env = append(args, "-tags", "rtl"), append(env, "CGO_ENABLED=1")
+	}
+	cmd := exec.Command("go", append(args, pkg)...)
+	cmd.Env = append(os.Environ(), env...)
+	return cmd.CombinedOutput()
 }
