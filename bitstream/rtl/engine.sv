@@ -11,13 +11,13 @@
 module engine #(
     parameter int W = 512,  // data path: 128, 256 or 512 bits
     parameter int CONTEXTS = 4,  // a power of two from 2 to 16
-    parameter int TAGS = 64,  // reads in flight, a power of two up to 256
+    parameter int TAGS = 256,  // reads in flight, a power of two up to 256
     parameter int MRRS = 512,  // maximum read request in bytes
-    parameter int BUFFER = 16384,  // bytes of each context's packet buffer, a power of two from 8192 up
-    parameter int JOBS = 16,  // waiting or under way in a context
+    parameter int BUFFER = 32768,  // bytes of each context's packet buffer, a power of two from 8192 up
+    parameter int JOBS = 256,  // waiting or under way in a context
     parameter int WORDS = 128,  // of the jobs' segments, in a context
-    parameter int PACKETS = 64,  // under way in a context
-    parameter int READS = 128,  // entries under way in a context
+    parameter int PACKETS = 256,  // under way in a context
+    parameter int READS = 512,  // entries under way in a context
     parameter int SETS = 64,  // of the key cache
     parameter int WAYS = 4,
     parameter int RATES = 16,  // rate-limit entries
@@ -321,7 +321,7 @@ module engine #(
     logic [127:0] word;
     fifo #(
         .BITS (engine_pkg::WALK_BITS),
-        .DEPTH(JOBS)
+        .DEPTH(JOBS < 16 ? JOBS : 16)  // until the plan takes them; what txbuild needs waits for longer
     ) walks (
         .clk,
         .rst,

@@ -155,6 +155,26 @@ package engine_pkg;
   } packet_t;
   localparam int PACKET_BITS = 128;
 
+  // A packet that was planned, for the walk.
+  typedef struct packed {
+    logic first;  // of its job: the walk takes the cursor and what follows it from here
+    logic last;
+    logic chain;
+    logic trace;
+    logic is_inline;
+    logic [12:0] length;
+    logic [15:0] row;
+    logic [23:0] packet;
+    logic [5:0] segment;
+    logic [31:0] offset;
+    logic [31:0] left;
+    logic [23:0] pd;
+    logic [23:0] qpn;
+    logic [7:0] access;
+    logic [5:0] count;
+    logic [6:0] words;
+  } plan_t;
+
   localparam logic [1:0] PIECE_DATA = 2'd0;  // bytes of one segment: a lookup, then reads
   localparam logic [1:0] PIECE_INLINE = 2'd1;  // up to 16 bytes that came with the WQE (rule G3)
   localparam logic [1:0] PIECE_END = 2'd2;  // end of the packet: segment, offset and n are the cursor

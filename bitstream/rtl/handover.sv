@@ -125,18 +125,6 @@ module handover #(
   end
   assign trace = t;
 
-  logic [READS-1:0] set_entry, set_done, set_timeout, clear;
-  always_comb begin
-    set_entry = '0;
-    set_done = '0;
-    set_timeout = '0;
-    clear = '0;
-    set_entry[entry_sequence] = entry_valid && entry_done;
-    set_done[done_sequence] = done_valid;
-    set_timeout[timeout_sequence] = timeout_valid;
-    clear[at] = take;
-  end
-
   always_ff @(posedge clk) begin
     if (rst) begin
       done <= '0;
@@ -147,8 +135,20 @@ module handover #(
       piece_failed <= 1'b0;
       looked <= 1'b0;
     end else begin
-      done <= (done & ~clear) | set_entry | set_done | set_timeout;
-      failed <= (failed & ~clear) | (set_done & {READS{done_error}}) | set_timeout;
+      // No two of these are of the same entry.
+      if (take) begin
+        done[at] <= 1'b0;
+        failed[at] <= 1'b0;
+      end
+      if (entry_valid && entry_done) done[entry_sequence] <= 1'b1;
+      if (done_valid) begin
+        done[done_sequence] <= 1'b1;
+        failed[done_sequence] <= done_error;
+      end
+      if (timeout_valid) begin
+        done[timeout_sequence] <= 1'b1;
+        failed[timeout_sequence] <= 1'b1;
+      end
       looked <= ready && two;
       if (take) begin
         at <= at + 1'b1;

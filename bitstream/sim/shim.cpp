@@ -72,7 +72,7 @@ struct rtl {
   std::vector<Answer> answers;
   std::vector<Entry> entries;
   std::deque<Answer> fetches;  // WQEs that are to be fetched
-  uint32_t ahead = 0;  // WQEs that are fetched and whose job the engine has not taken
+  uint32_t ahead = 0;  // WQEs that were asked for and whose job is not over
   uint32_t asked = 0;  // bytes of the first fetch that were asked for
   std::deque<uint32_t> fences;
   std::deque<Rate> rates;
@@ -228,10 +228,8 @@ struct Engine : rtl {
     m.eval();
 
     // What is handed over in this cycle.
-    if (m.job_valid && m.job_ready) {
-      jobs[m.job_context].pop_front();
-      if (ahead) ahead--;
-    }
+    if (m.job_valid && m.job_ready) jobs[m.job_context].pop_front();
+    if (m.result_valid && m.result_ready && ahead) ahead--;
     if (fetching) {
       // A request of at most 512 bytes a cycle, in the place of a read.
       asked += 512;
@@ -379,5 +377,6 @@ int rtl_next(rtl *r, rtl_event *e) {
   r->events.pop_front();
   return 1;
 }
+uint64_t rtl_now(rtl *r) { return r->now; }
 uint64_t rtl_counter(rtl *r, uint32_t index) { return r->counter(index); }
 }

@@ -40,7 +40,7 @@ enum {
   RTL_STALL_BEAT,     // no beat comes
   RTL_STALL_SEGMENT,  // no segment comes
   RTL_READS_MOST,     // read_ready is low while so many reads are in flight; 0: no bound
-  RTL_FETCH_AHEAD,    // WQEs that are fetched before the engine asks for them
+  RTL_FETCH_AHEAD,    // WQEs that are fetched, or whose jobs are under way, at the same time
   RTL_OPTIONS
 };
 
@@ -66,6 +66,7 @@ void rtl_ignore_gate(rtl *r, int ignored);
 // Runs until an event is there, or for that many cycles. Gives the cycles that were run.
 uint32_t rtl_run(rtl *r, uint32_t cycles);
 int rtl_next(rtl *r, rtl_event *e);  // 0: none
+uint64_t rtl_now(rtl *r);            // cycles since it was opened
 uint64_t rtl_counter(rtl *r, uint32_t index);
 
 #ifdef __cplusplus

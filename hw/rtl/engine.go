@@ -28,7 +28,7 @@ const (
 	StallBeat    Option = C.RTL_STALL_BEAT
 	StallSegment Option = C.RTL_STALL_SEGMENT
 	ReadsMost    Option = C.RTL_READS_MOST  // reads in flight at the same time; 0: as many as the engine has tags
-	FetchAhead   Option = C.RTL_FETCH_AHEAD // WQEs that SubmitFetched may have fetched and not handed over yet
+	FetchAhead   Option = C.RTL_FETCH_AHEAD // WQEs of SubmitFetched that are fetched, or whose jobs are under way, at the same time
 )
 
 // Engine is one engine, with its surroundings: memory and key table are the Handler's.
@@ -140,6 +140,9 @@ func (e *Engine) IgnoreGate(on bool) {
 
 // Count reads a counter.
 func (e *Engine) Count(c Counter) uint64 { return uint64(C.rtl_counter(e.c, C.uint32_t(c))) }
+
+// Now is the cycles that were run.
+func (e *Engine) Now() uint64 { return uint64(C.rtl_now(e.c)) }
 
 // Cycle is the cycle of the event that a handler is being told: of a frame, its last beat's.
 func (e *Engine) Cycle() uint64 { return e.cycle }
