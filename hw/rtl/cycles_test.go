@@ -90,7 +90,7 @@ func (l *load) measure(t *testing.T, width int) (cycles, limit, ofWidth float64,
 		j := &Job{Kind: Send, MTU: l.mtu, Segments: l.segments, Cursor: gather.Cursor{Left: total}, Header: roce.Header{HopLimit: 64}}
 		if l.fetch {
 			c.e.SetOption(FetchAhead, uint32(12+400*width/8/int(total))) // what 400 cycles bring, and some
-			c.e.SubmitFetched(i%l.contexts, j, 16+16*len(l.segments)) // control segment, data segments
+			c.e.SubmitFetched(i%l.contexts, j, 16+16*len(l.segments))    // control segment, data segments
 		} else {
 			c.e.Submit(i%l.contexts, j)
 		}
@@ -160,7 +160,7 @@ func TestRTL_Cycles(t *testing.T) {
 			row(load{name: "63 of 64 bytes, aligned", segments: list(63, 0, 64), mtu: 4096, contexts: contexts, ofLimit: 95})
 			row(load{name: "63 of 64 bytes, aligned, WQE fetched", segments: list(63, 0, 64), mtu: 4096, contexts: contexts, fetch: true, ofLimit: 95})
 			row(load{name: "63 of 64 bytes, at +3", segments: list(63, 3, 64), mtu: 4096, contexts: contexts, ofLimit: 95})
-			row(load{name: "63 of 7 bytes", segments: list(63, 0, 7), mtu: 4096, contexts: contexts, ofLimit: 90})
+			row(load{name: "63 of 7 bytes", segments: list(63, 0, 7), mtu: 4096, contexts: contexts, ofLimit: 96})
 			row(load{name: "64 bytes", segments: list(1, 0, 64), mtu: 4096, contexts: contexts, ofLimit: 95})
 			row(load{name: "64 bytes, WQE fetched", segments: list(1, 0, 64), mtu: 4096, contexts: contexts, fetch: true, ofLimit: 75}) // the port is full, and reads wait behind the WQEs
 			for _, mtu := range []uint32{1024, 2048, 4096} {

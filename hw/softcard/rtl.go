@@ -52,7 +52,7 @@ const rtlCycles = 1 << 20
 
 // What the simulated engine is: card.go states it in the limits.
 const (
-	rtlReadTags    = 64
+	rtlReadTags    = 256
 	rtlReadRequest = 512
 	rtlCacheSets   = 64
 	rtlCacheWays   = 4

@@ -24,6 +24,7 @@ const (
 	alignSV    = "bitstream/rtl/align.sv"
 	handoverSV = "bitstream/rtl/handover.sv"
 	icrcSV     = "bitstream/rtl/icrc.sv"
+	engineSV   = "bitstream/rtl/engine.sv"
 )
 
 func init() { mutants = append(mutants, rtlMutants...) }
@@ -57,6 +58,10 @@ var rtlMutants = []mutant{
 		old: "assign dma_bad = failed[at] || piece_failed;", new: "assign dma_bad = piece_failed;"},
 	{rule: "RTL", what: "engine: the ICRC of a frame with a VLAN tag begins as of one without", file: icrcSV, pkg: rtlSim, test: "TestRTL_Differential",
 		old: "s1_vlan ? icrc_pkg::START_18", new: "s1_vlan ? icrc_pkg::START_14"},
+	{rule: "RTL", what: "engine: 32 tags, too few for segments of 64 bytes", file: engineSV, pkg: rtlSim, test: "TestRTL_Cycles",
+		old: "parameter int TAGS = 256,", new: "parameter int TAGS = 32,"},
+	{rule: "RTL", what: "engine: a packet is planned only when the walk has none", file: transferSV, pkg: rtlSim, test: "TestRTL_Cycles",
+		old: "assign plan_room = !waiting[1];", new: "assign plan_room = waiting == 2'd0 && state == 3'd0;"},
 }
 
 // gateware says whether the defect is in SystemVerilog.
