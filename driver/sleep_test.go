@@ -171,19 +171,28 @@ func TestSleep_EachInterleaving(t *testing.T) {
 	for bell, ring := range doorbells(t, a) {
 		for order, fall := range orders {
 			name := bell + " " + order
-			s.take()
-			asleep := fall(func() {
-				if err := ring(); err != nil {
-					t.Fatal(err)
+			sleeps := strings.HasPrefix(order, "behind")
+			for try := 1; ; try++ {
+				s.take()
+				asleep := fall(func() {
+					if err := ring(); err != nil {
+						t.Fatal(err)
+					}
+				})
+				if asleep && !sleeps {
+					t.Errorf("%s: the card sleeps", name)
 				}
-			})
-			if asleep != strings.HasPrefix(order, "behind") {
-				t.Errorf("%s: asleep %v", name, asleep)
+				if s.lost(asleep) {
+					t.Errorf("%s: the card sleeps and is not kicked", name)
+				}
+				s.awake(t, a, name)
+				if asleep == sleeps {
+					break
+				}
+				if try == 100 { // who takes events may have kept it awake, but not each time
+					t.Fatalf("%s: the card does not sleep", name)
+				}
 			}
-			if s.lost(asleep) {
-				t.Errorf("%s: the card sleeps and is not kicked", name)
-			}
-			s.awake(t, a, name)
 		}
 	}
 	s.take()
