@@ -78,6 +78,8 @@ const (
 	CheckMemlockLow     = "memlock-low"
 	CheckMappingLimit   = "mapping-limit"
 	CheckBusy           = "busy"
+	CheckIOVAWidth      = "iova-width"
+	CheckMSIWindow      = "msi-window"
 )
 
 // SetupError is what this machine has to change before a device can be used

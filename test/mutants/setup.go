@@ -36,6 +36,8 @@ var setupMutants = []mutant{
 		old: "\t\terr = t.answers(f)\n", new: "\t\t_ = t.answers(f)\n"},
 	{rule: "SET", what: "the choice of reset methods is left changed", file: resetGo, pkg: pcidevPkg, test: "TestSET_ResetLadder",
 		old: "_ = t.write(ctx, path, all+\"\\n\")", new: "_ = ctx"},
+	{rule: "SET", what: "a window of interrupts that can be mapped is not found", file: "cmd/rnicctl/internal/doctor/function.go", pkg: doctorPkg, test: "TestSET_Checks",
+		old: "return w.First <= can.Last && can.First <= w.Last", new: "return w.Last <= can.Last && can.First <= w.First"},
 	{rule: "SET", what: "the limit of mappings is not compared", file: machineGo, pkg: doctorPkg, test: "TestSET_Checks",
 		old: "if n >= NeedMappings {", new: "if n >= 1 {"},
 	{rule: "SET", what: "the hard limit of locked memory is taken for the soft one", file: machineGo, pkg: doctorPkg, test: "TestSET_Checks",

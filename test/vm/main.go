@@ -64,6 +64,7 @@ func guest(ctx context.Context, args []string, say func(string), stdout, stderr 
 	f.Var(&env, "env", "NAME=VALUE in the payload's environment (repeatable)")
 	f.Var(&files, "file", "PATH=FILE: a file or a folder that stands at PATH in the guest (repeatable)")
 	f.BoolVar(&c.NoBind, "no-bind", false, "leave cards and functions without vfio-pci")
+	f.BoolVar(&c.Udev, "udev", false, "put Debian's udev into the guest")
 	f.BoolVar(&c.RootPorts, "root-ports", false, "put each card behind a root port")
 	f.IntVar(&c.MemoryMB, "memory", 0, "the guest's memory in MiB")
 	f.IntVar(&c.CPUs, "cpus", 0, "the guest's processors")

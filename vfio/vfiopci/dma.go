@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +55,7 @@ func (d *Device) MapDMA(iova uint64, m *vfio.Memory, off, n uint64, prot vfio.Pr
 	case iova+(n-1) < iova:
 		return fail(fmt.Errorf("%w: over the end of the address space: %w", vfio.ErrInvalid, unix.EOVERFLOW))
 	case !slices.ContainsFunc(lim.ranges, func(r vfio.IOVARange) bool { return r.First <= iova && iova+(n-1) <= r.Last }):
-		return fail(fmt.Errorf("%w: the IOMMU translates %v only; let vfio.Space choose the address", vfio.ErrInvalid, lim.ranges))
+		return fail(outside(iova, n, lim.ranges))
 	}
 	if err := d.use(op, object); err != nil {
 		return err
@@ -74,6 +75,21 @@ func (d *Device) MapDMA(iova uint64, m *vfio.Memory, off, n uint64, prot vfio.Pr
 	}
 	d.dma.maps[iova] = dmaMap{n: n, m: m}
 	return nil
+}
+
+// outside explains a mapping that the IOMMU has no addresses for: beyond its width, or in a window that the machine keeps, as that of
+// interrupts (MSI) is.
+func outside(iova, n uint64, ranges []vfio.IOVARange) error {
+	last := uint64(0)
+	for _, r := range ranges {
+		last = max(last, r.Last)
+	}
+	e := &vfio.SetupError{Check: vfio.CheckMSIWindow, Object: fmt.Sprintf("DMA addresses %#x-%#x", iova, iova+(n-1)), Value: "in a window that the machine keeps, for interrupts or itself",
+		Limit: fmt.Sprintf("within %v", ranges), Fix: "let vfio.Space choose the address", Err: vfio.ErrInvalid}
+	if iova+(n-1) > last {
+		e.Check, e.Value = vfio.CheckIOVAWidth, fmt.Sprintf("the IOMMU translates %d bits", bits.Len64(last))
+	}
+	return e
 }
 
 // mapError says what an errno of a mapping means. The table's lock is held.
@@ -104,11 +120,11 @@ func memlockError(files fs.ReadLinkFS, need uint64, perUser bool, err error) err
 	if lock.exempt || lock.limit == unlimited {
 		return fmt.Errorf("the kernel has no memory to pin %d bytes: %w", need, err)
 	}
-	value := fmt.Sprintf("%d bytes are needed, and this process has %d locked", need, lock.locked)
+	value := fmt.Sprintf("%d bytes, of which this process has %d locked", lock.limit, lock.locked)
 	if perUser {
 		value += " (iommufd counts all processes of the user together)"
 	}
-	return &vfio.SetupError{Check: vfio.CheckMemlockLow, Object: "RLIMIT_MEMLOCK", Value: value, Limit: fmt.Sprintf("%d bytes", lock.limit),
+	return &vfio.SetupError{Check: vfio.CheckMemlockLow, Object: "RLIMIT_MEMLOCK", Value: value, Limit: fmt.Sprintf("at least %d bytes, for %d more", lock.locked+need, need),
 		Fix: "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; a memlock line in /etc/security/limits.conf", Err: fmt.Errorf("%w: %w", vfio.ErrPermission, err)}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -159,12 +161,15 @@ func openNode(sys System, node string, f *function) (int, error) {
 	case errors.Is(err, unix.EBUSY):
 		return -1, fmt.Errorf("open %s: %w: %w", node, busy(sys, -1, node, f.cdev), err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		value := "not permitted"
+		value := fmt.Sprintf("this user has uid %d", os.Geteuid())
 		if st, e := sys.Files().Lstat(node[1:]); e == nil {
-			value = "mode " + st.Mode().String() + ", not permitted"
+			value = fmt.Sprintf("mode %04o, %s", st.Mode().Perm(), value)
+			if o, ok := st.Sys().(*syscall.Stat_t); ok {
+				value = fmt.Sprintf("owner %d, group %d, %s", o.Uid, o.Gid, value)
+			}
 		}
 		return -1, &vfio.SetupError{Check: vfio.CheckNoPermission, Object: node, Value: value, Limit: "readable and writable by this user",
-			Fix: "install the udev rule of docs/vfio.md, or: chown $USER " + node, Err: fmt.Errorf("%w: %w", vfio.ErrPermission, err)}
+			Fix: "as root: rnicctl doctor --fix (the udev rule), and usermod -aG rnic USER; then log in again", Err: fmt.Errorf("%w: %w", vfio.ErrPermission, err)}
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return -1, &vfio.SetupError{Check: vfio.CheckNoModule, Object: node, Value: "not there", Limit: "a node of the kernel's VFIO",
 			Fix: "modprobe vfio-pci; in a container, give it " + node, Err: fmt.Errorf("%w: %w", vfio.ErrNotSupported, err)}

@@ -17,15 +17,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"rnic/vfio"
 	"rnic/vfio/pcidev"
 )
 
-// The tests of setup run rnicctl itself, and look at sysfs by their own eyes. The machine needs QEMU's e1000e on its
-// bound and edu without one, in this order, a soft card without a driver, the driver of the chipset's SMBus, and
-// rnicctl in its place.
+// The tests of setup run rnicctl itself, and look at sysfs by their own eyes. The machine needs a function with the driver
+// that native names and edu without one, in this order, a soft card without a driver, and rnicctl in its place.
 const tool = "/bin/rnicctl"
 
-// machine gives the addresses of e1000e, edu and the card.
+// nicDriver is the kernel's own driver of the first function, and nicClass what the function has in sysfs while it is bound:
+// e1000e with a network interface, or nvme, which the cloud kernel has built in.
+var nicDriver, nicClass = func() (driver, class string) {
+	if os.Getenv("RNIC_VM") == "6.12" {
+		return "nvme", "nvme"
+	}
+	return "e1000e", "net"
+}()
+
+// machine gives the addresses of the function with a driver, of edu and of the card.
 func machine(t *testing.T) (nic, edu, card string) {
 	t.Helper()
 	if _, err := os.Stat(tool); err != nil || os.Getenv("RNIC_VM") == "" {
@@ -42,21 +51,30 @@ type ran struct {
 	err  string
 }
 
-// who runs a command: root, or an ordinary user with little locked memory.
-type who int
+// who runs a command: root, or an ordinary user. Fields are exported for JSON.
+type who struct {
+	UID, GID int
+	Groups   []int
+	Locked   uint64 // RLIMIT_MEMLOCK, bytes
+}
 
-const (
-	root who = iota
-	user
+var (
+	root = who{}
+	// user is in no group that matters, with little locked memory.
+	user = who{UID: 1000, GID: 1000, Locked: 64 << 10}
 )
 
 func run(t *testing.T, as who, args ...string) ran {
 	t.Helper()
 	cmd := exec.Command(tool, args...)
-	if as == user {
-		// The shell lowers its own limit, and then is somebody else.
+	if as.UID != 0 {
+		// The process lowers its own limit, and then is somebody else.
+		text, err := json.Marshal(as)
+		if err != nil {
+			t.Fatal(err)
+		}
 		cmd = exec.Command("/proc/self/exe", append([]string{"-test.run=^TestHelper_AsUser$", "--"}, args...)...)
-		cmd.Env = append(os.Environ(), "RNIC_VM_AS_USER=1")
+		cmd.Env = append(os.Environ(), "RNIC_VM_AS_USER="+string(text))
 	}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -70,13 +88,17 @@ func run(t *testing.T, as who, args ...string) ran {
 
 // TestHelper_AsUser is no test: it is the ordinary user's process, which becomes rnicctl.
 func TestHelper_AsUser(t *testing.T) {
-	if os.Getenv("RNIC_VM_AS_USER") == "" {
+	text := os.Getenv("RNIC_VM_AS_USER")
+	if text == "" {
 		t.Skip("it is started by others")
 	}
+	var as who
+	if err := json.Unmarshal([]byte(text), &as); err != nil {
+		t.Fatal(err)
+	}
 	args := os.Args[slices.Index(os.Args, "--")+1:]
-	low := &unix.Rlimit{Cur: 64 << 10, Max: 64 << 10}
 	for _, err := range []error{
-		unix.Setrlimit(unix.RLIMIT_MEMLOCK, low), unix.Setgroups(nil), syscall.Setgid(1000), syscall.Setuid(1000),
+		unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: as.Locked, Max: as.Locked}), unix.Setgroups(as.Groups), syscall.Setgid(as.GID), syscall.Setuid(as.UID),
 		syscall.Exec(tool, append([]string{"rnicctl"}, args...), os.Environ()),
 	} {
 		if err != nil {
@@ -146,7 +168,7 @@ func TestSetup_DryRun(t *testing.T) {
 	if !strings.Contains(r.out, "/sys/bus/pci/devices/"+nic+"/driver_override") {
 		t.Errorf("%s", r.out)
 	}
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 	if after := files(t, "/run", "/etc"); !maps.Equal(before, after) {
 		t.Errorf("files before %v, after %v", before, after)
 	}
@@ -158,14 +180,14 @@ func TestSetup_DryRun(t *testing.T) {
 		t.Errorf("files before %v, after %v", before, after)
 	}
 	well(t, "unbind", nic)
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 }
 
-// TestSetup_BindUnbind: e1000e to vfio-pci and back, again and again; its network interface goes and comes.
+// TestSetup_BindUnbind: e1000e, or nvme, to vfio-pci and back, again and again; its network interface, or controller, goes and comes.
 func TestSetup_BindUnbind(t *testing.T) {
 	nic, edu, _ := machine(t)
-	interfaces := func() int {
-		list, _ := filepath.Glob("/sys/bus/pci/devices/" + nic + "/net/*")
+	made := func() int {
+		list, _ := filepath.Glob("/sys/bus/pci/devices/" + nic + "/" + nicClass + "/*")
 		return len(list)
 	}
 	times := 3
@@ -175,13 +197,13 @@ func TestSetup_BindUnbind(t *testing.T) {
 	for range times {
 		well(t, "bind", nic)
 		is(t, nic, "vfio-pci", "vfio-pci")
-		if interfaces() != 0 {
-			t.Error("its network interface is still there")
+		if made() != 0 {
+			t.Error("what its driver made of it is still there")
 		}
 		r := well(t, "unbind", nic)
-		is(t, nic, "e1000e", "(null)")
-		if interfaces() != 1 || !strings.Contains(r.out, "e1000e") {
-			t.Errorf("%d network interfaces\n%s", interfaces(), r.out)
+		is(t, nic, nicDriver, "(null)")
+		if made() != 1 || !strings.Contains(r.out, nicDriver) {
+			t.Errorf("%d of what its driver makes\n%s", made(), r.out)
 		}
 	}
 	// What had no driver has none.
@@ -194,13 +216,13 @@ func TestSetup_BindUnbind(t *testing.T) {
 	}
 }
 
-// TestSetup_FailureHalfWay: each write to the real kernel fails in turn, of bind and of unbind, and e1000e has
+// TestSetup_FailureHalfWay: each write to the real kernel fails in turn, of bind and of unbind, and the function has
 // afterwards the driver that it had.
 func TestSetup_FailureHalfWay(t *testing.T) {
 	nic, _, _ := machine(t)
 	for _, unbind := range []bool{false, true} {
 		for n := 1; ; n++ {
-			want, over := "e1000e", "(null)"
+			want, over := nicDriver, "(null)"
 			if unbind {
 				well(t, "bind", nic)
 				want, over = "vfio-pci", "vfio-pci"
@@ -231,12 +253,12 @@ func TestSetup_FailureHalfWay(t *testing.T) {
 			}
 			is(t, nic, want, over)
 			well(t, "unbind", nic)
-			is(t, nic, "e1000e", "(null)")
+			is(t, nic, nicDriver, "(null)")
 		}
 	}
 }
 
-// TestHelper_Killed is no test: it is a rnicctl bind that is killed when e1000e has no driver.
+// TestHelper_Killed is no test: it is a rnicctl bind that is killed when the function has no driver.
 func TestHelper_Killed(t *testing.T) {
 	nic := os.Getenv("RNIC_VM_KILLED")
 	if nic == "" {
@@ -254,7 +276,7 @@ func TestHelper_Killed(t *testing.T) {
 	t.Fatalf("it was not killed: %v", err)
 }
 
-// TestSetup_KilledHalfWay: bind is killed between unbind and probe; another process gives e1000e its driver back.
+// TestSetup_KilledHalfWay: bind is killed between unbind and probe; another process gives the function its driver back.
 func TestSetup_KilledHalfWay(t *testing.T) {
 	nic, _, _ := machine(t)
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestHelper_Killed$")
@@ -265,7 +287,7 @@ func TestSetup_KilledHalfWay(t *testing.T) {
 	}
 	is(t, nic, "", "vfio-pci")
 	well(t, "unbind", nic)
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 }
 
 // TestSetup_Refused: an interface that is up keeps its driver, unless --yes; a group that others are in is refused by
@@ -281,10 +303,10 @@ func TestSetup_Refused(t *testing.T) {
 	if r.exit != 1 || !strings.Contains(r.err, "network interface "+filepath.Base(list[0])+" is up") {
 		t.Errorf("exit %d: %s", r.exit, r.err)
 	}
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 	well(t, "bind", "--yes", nic)
 	well(t, "unbind", nic)
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 
 	const sata, smbus = "0000:00:1f.2", "0000:00:1f.3"
 	if d := bound(smbus); d != "i801_smbus" {
@@ -299,6 +321,11 @@ func TestSetup_Refused(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	had := bound(sata)
+	// Bound past rnicctl, it is the kernel that refuses.
+	give(t, sata, "vfio-pci")
+	_, err = vfio.Open(t.Context(), sata)
+	names(t, err, vfio.CheckGroupNotViable, "IOMMU group", smbus+" is bound to i801_smbus", "rnicctl bind "+smbus)
+	give(t, sata, had)
 	well(t, "bind", "--group", sata)
 	is(t, sata, "vfio-pci", "vfio-pci")
 	is(t, smbus, "vfio-pci", "vfio-pci")
@@ -308,6 +335,46 @@ func TestSetup_Refused(t *testing.T) {
 	well(t, "unbind", "--group", sata)
 	is(t, sata, had, "(null)")
 	is(t, smbus, "i801_smbus", "(null)")
+}
+
+// give binds a function to a driver by sysfs alone, or to its own one.
+func give(t *testing.T, addr, driver string) {
+	t.Helper()
+	over := driver
+	if driver != "vfio-pci" {
+		over = "\n"
+	}
+	if bound(addr) != "" {
+		write(t, "/sys/bus/pci/devices/"+addr+"/driver/unbind", addr)
+	}
+	write(t, "/sys/bus/pci/devices/"+addr+"/driver_override", over)
+	write(t, "/sys/bus/pci/drivers_probe", addr)
+	if bound(addr) != driver {
+		t.Fatalf("%s has driver %q, want %q", addr, bound(addr), driver)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// names wants an error that has a check's stable name, and object, present value, limit and remedy.
+func names(t *testing.T, err error, check string, says ...string) {
+	t.Helper()
+	var e *vfio.SetupError
+	if !errors.As(err, &e) || e.Check != check || e.Object == "" || e.Value == "" || e.Limit == "" || e.Fix == "" {
+		t.Errorf("%v; want check %s and every part", err, check)
+		return
+	}
+	t.Log(err)
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%v does not say %q", err, s)
+		}
+	}
 }
 
 // up brings a network interface up.
@@ -328,7 +395,7 @@ func up(t *testing.T, name string) {
 	}
 }
 
-// TestSetup_Reset: the kernel's own resets. The card has FLR; e1000e is removed and found again, and has its
+// TestSetup_Reset: the kernel's own resets. The card has FLR; the other is removed and found again, and has its
 // driver, and unbind still knows what it had.
 func TestSetup_Reset(t *testing.T) {
 	nic, _, card := machine(t)
@@ -345,7 +412,7 @@ func TestSetup_Reset(t *testing.T) {
 	}
 	is(t, nic, "vfio-pci", "vfio-pci")
 	well(t, "unbind", nic)
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 }
 
 // finding is a check of rnicctl doctor.
@@ -388,20 +455,18 @@ func TestSetup_Doctor(t *testing.T) {
 	expect(root, card, "msi-no-remap", "ok")
 	expect(root, card, "mapping-limit", "ok", "65535")
 	expect(root, card, "not-bound", "fail", "no driver")
-	expect(root, nic, "not-bound", "fail", "e1000e")
+	expect(root, nic, "not-bound", "fail", nicDriver)
 	expect(root, card, "memlock-low", "ok", "CAP_IPC_LOCK")
 
-	if err := os.WriteFile(limit, []byte("64"), 0); err != nil {
-		t.Fatal(err)
-	}
+	write(t, limit, "64")
 	expect(root, card, "mapping-limit", "fail", "64 DMA mappings")
-	// --fix binds the card, which has no driver, and raises the limit; not e1000e, which has one.
+	// --fix binds the card, which has no driver, and raises the limit; not the other, which has one.
 	run(t, root, "doctor", "--fix", nic)
 	run(t, root, "doctor", "--fix", card)
 	if b, _ := os.ReadFile(limit); strings.TrimSpace(string(b)) != "65535" {
 		t.Errorf("the limit is %s", b)
 	}
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 	is(t, card, "vfio-pci", "vfio-pci")
 	for _, check := range []string{"not-bound", "group-not-viable", "busy", "no-permission", "bar-all-ones", "contract-mismatch"} {
 		expect(root, card, check, "ok")
@@ -464,33 +529,18 @@ func TestSetup_Report(t *testing.T) {
 	well(t, "unbind", card)
 }
 
-// TestSetup_NoModule is the last: it takes vfio-pci out of the kernel.
-func TestSetup_NoModule(t *testing.T) {
-	nic, _, _ := machine(t)
-	if err := unix.DeleteModule("vfio_pci", 0); err != nil {
-		t.Fatal(err)
-	}
-	if f := find(t, run(t, root, "doctor", nic, "--json"), "vfio-module-missing"); f.Result != "fail" || f.Fix != "modprobe vfio-pci" {
-		t.Errorf("%+v", f)
-	}
-	// There is no modprobe here: bind fails, and changes nothing.
-	if r := run(t, root, "bind", nic); r.exit == 0 || !strings.Contains(r.err, "modprobe") {
-		t.Errorf("exit %d: %s", r.exit, r.err)
-	}
-	is(t, nic, "e1000e", "(null)")
-}
-
 // TestUnsafe_Doctor runs in a guest without interrupt remapping, whose IOMMU translates 39 bits.
 func TestUnsafe_Doctor(t *testing.T) {
 	_, _, card := machine(t)
 	well(t, "bind", card)
+	module := map[string]string{"type1": "vfio_iommu_type1", "iommufd": "iommufd"}[os.Getenv("RNIC_VM_VFIO")]
+	_, err := vfio.Open(t.Context(), card+"?vfio="+os.Getenv("RNIC_VM_VFIO"))
+	names(t, err, vfio.CheckMSINoRemap, card, "interrupt remapping on", "/sys/module/"+module+"/parameters/allow_unsafe_interrupts")
 	r := run(t, root, "doctor", card, "--json")
-	if f := find(t, r, "msi-no-remap"); r.exit != 1 || f.Result != "fail" || !strings.Contains(f.Fix, "allow_unsafe_interrupts") {
+	if f := find(t, r, "msi-no-remap"); r.exit != 1 || f.Result != "fail" || !strings.Contains(f.Fix, "/sys/module/"+module+"/parameters/allow_unsafe_interrupts") {
 		t.Errorf("exit %d, %+v", r.exit, f)
 	}
-	if err := os.WriteFile("/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", []byte("Y"), 0); err != nil {
-		t.Fatal(err)
-	}
+	write(t, "/sys/module/"+module+"/parameters/allow_unsafe_interrupts", "Y")
 	r = run(t, root, "doctor", card, "--json")
 	if f := find(t, r, "msi-no-remap"); f.Result != "warn" {
 		t.Errorf("%+v", f)
@@ -507,8 +557,10 @@ func TestOff_Doctor(t *testing.T) {
 	if f := find(t, r, "iommu-off"); r.exit != 1 || f.Result != "fail" || f.Value != "0 IOMMU groups" || f.Fix == "" {
 		t.Errorf("exit %d, %+v", r.exit, f)
 	}
+	_, err := vfio.Open(t.Context(), nic)
+	names(t, err, vfio.CheckIOMMUOff, nic, "in no IOMMU group")
 	if r := run(t, root, "bind", nic); r.exit != 1 || !strings.Contains(r.err, "no IOMMU group") {
 		t.Errorf("exit %d: %s", r.exit, r.err)
 	}
-	is(t, nic, "e1000e", "(null)")
+	is(t, nic, nicDriver, "(null)")
 }

@@ -60,8 +60,14 @@ func pass(t *testing.T, cfg vm.Config) vm.Result {
 	if !r.Passed() {
 		t.Fatalf("exit code %d %s\n%s%s\nkernel:\n%s\nrnicsim:\n%s", r.Exit, r.Signal, r.Stdout, r.Stderr, r.Log(), r.Sim)
 	}
+	if lines := complaint.FindAllString(r.Kernel, 3); lines != nil {
+		t.Errorf("the kernel complains: %q", lines)
+	}
 	return r
 }
+
+// complaint is a line of the kernel's about what should not be, whoever is to blame.
+var complaint = regexp.MustCompile(`(?m)^.*(WARNING: CPU|BUG: |Oops|freeing invalid memtype).*$`)
 
 // TestVM_VFIO: QEMU's edu is driven by vfio alone (identity, DMA both ways, MSI, unmap, errors), and two soft cards, whose
 // wire is on the host, pass what part 1 asks of them.

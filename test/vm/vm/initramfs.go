@@ -19,7 +19,7 @@ import (
 )
 
 // initramfs writes the guest's root: init, its job, modules, the payload, and files.
-func (g *Guest) initramfs(kernel string) error {
+func (g *Guest) initramfs(kernel, udev string) error {
 	c := &g.cfg
 	init, err := Build(g.ctx, "./test/vm/init")
 	if err != nil {
@@ -56,6 +56,9 @@ func (g *Guest) initramfs(kernel string) error {
 		name := "modules/" + m.name + ".ko"
 		w.file(name, m.file, 0o644)
 		job.Modules = append(job.Modules, port.Module{File: "/" + name, Args: c.ModuleArgs[m.name]})
+	}
+	if udev != "" {
+		w.tree(".", udev)
 	}
 	for _, to := range slices.Sorted(maps.Keys(c.Files)) {
 		w.tree(strings.TrimPrefix(path.Clean(to), "/"), c.Files[to])

@@ -40,6 +40,7 @@ var parts = []part{
 	{"qemu", buildQEMU},
 	{Kernel61, buildKernel61},
 	{Kernel612, buildKernel612},
+	{udevPart, buildUdev},
 }
 
 // manifest is a part's list of files, in its folder.
@@ -50,7 +51,7 @@ type manifest struct {
 
 const manifestName = "manifest.json"
 
-// Prepare brings parts of the cache, all of them where none is named: "qemu", "6.1", "6.12". What is there and whole is
+// Prepare brings parts of the cache, all of them where none is named: "qemu", "6.1", "6.12", "udev". What is there and whole is
 // left as it is. say gets a line for each step.
 func Prepare(ctx context.Context, say func(string), names ...string) error {
 	cache, err := cacheFolder()

@@ -76,6 +76,8 @@ type Config struct {
 	Binary string
 	Args   []string
 	Env    []string
+	// Udev puts Debian's udev into the guest's root, with a shell and the tools for users and groups. Nothing is started.
+	Udev bool
 	// Files are put into the guest: path there to path here, of a file or of a folder with all under it.
 	Files map[string]string
 
@@ -162,6 +164,12 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
+	udev := ""
+	if c.Udev {
+		if udev, err = prepare(ctx, cache, udevPart, c.Say); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+	}
 	// Sockets have short names, and live in a folder of their own.
 	dir, err := os.MkdirTemp("", "rnicvm")
 	if err != nil {
@@ -170,7 +178,7 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	g := &Guest{cfg: c, dir: dir, more: make(chan struct{}), done: make(chan struct{})}
 	g.result.Exit, g.result.Guest = noExit, c.Kernel+" "+c.VFIO+" "+c.IOMMU
 	g.ctx, g.cancel = context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("the guest did not end in %v", c.Limit))
-	if err := g.start(qemu, kernel); err != nil {
+	if err := g.start(qemu, kernel, udev); err != nil {
 		g.end()
 		return nil, fmt.Errorf("start the guest: %w", err)
 	}
@@ -235,8 +243,8 @@ func (c *Config) Card(i int) string {
 func (c *Config) Function(i int) string { return fmt.Sprintf("0000:00:%02x.0", firstDevice+i) }
 
 // start starts the cards and QEMU.
-func (g *Guest) start(qemu, kernel string) error {
-	if err := g.initramfs(kernel); err != nil {
+func (g *Guest) start(qemu, kernel, udev string) error {
+	if err := g.initramfs(kernel, udev); err != nil {
 		return err
 	}
 	if g.cfg.Cards > 0 {

@@ -178,6 +178,7 @@ func (m *Machine) plug(f *Function) {
 	if f.Group >= 0 {
 		group := fmt.Sprintf("sys/kernel/iommu_groups/%d/", f.Group)
 		m.File(group+"type", "DMA\n")
+		m.File(group+"reserved_regions", "0x00000000fee00000 0x00000000feefffff msi\n0x000000fd00000000 0x000000ffffffffff reserved\n")
 		m.Link(group+"devices/"+f.Addr, m.Path(f.dir()))
 		m.Link(dir+"iommu_group", m.Path(group))
 	}

@@ -51,14 +51,15 @@ const (
 	AllOnes       = "bar-all-ones"
 	OpenFailed    = "open-failed"
 	Contract      = "contract-mismatch"
-	IOVAWidth     = "iova-width"
+	IOVAWidth     = vfio.CheckIOVAWidth
+	MSIWindow     = vfio.CheckMSIWindow
 )
 
 // Checks are all names, in the order of the report.
 var Checks = []string{
 	IOMMUOff, NoIOMMU, NoModule, MemlockLow, MappingLimit, MSINoRemap, NoUdevRule,
 	NoCard, Quarantined, VFsEnabled, NotBound, GroupNotReady, Busy, NoPermission, VFToken, LinkDegraded,
-	AllOnes, OpenFailed, Contract, IOVAWidth,
+	AllOnes, OpenFailed, Contract, IOVAWidth, MSIWindow,
 }
 
 // Finding is the result of one check of one object.
@@ -139,7 +140,8 @@ func (d *Doctor) Run(ctx context.Context) ([]Finding, error) {
 		found = append(found, d.function(ctx, &functions[i])...)
 	}
 	for _, a := range others {
-		found = append(found, d.card(ctx, a)...)
+		card, _ := d.card(ctx, a)
+		found = append(found, card...)
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(Checks, a.Check), slices.Index(Checks, b.Check))
@@ -185,19 +187,20 @@ func skipped(check, object, why string) Finding {
 	return Finding{Check: check, Object: object, Result: Skip, Value: why}
 }
 
-// card makes the checks that need an open card. Opening resets it, so that it is done only to a card that nobody has.
-func (d *Doctor) card(ctx context.Context, addr string) []Finding {
+// card makes the checks that need an open card, and gives what DMA addresses it can have. Opening resets it, so that it is done only
+// to a card that nobody has.
+func (d *Doctor) card(ctx context.Context, addr string) ([]Finding, []vfio.IOVARange) {
 	ctx, cancel := context.WithTimeout(ctx, 2*d.Timeout)
 	defer cancel()
 	dev, err := d.Open(ctx, addr)
 	if err != nil {
-		return append(opened(addr, err), skipped(AllOnes, addr, "not opened"), skipped(Contract, addr, "not opened"), skipped(IOVAWidth, addr, "not opened"))
+		return append(opened(addr, err), notOpen(addr, "not opened")...), nil
 	}
-	found := d.contract(ctx, addr, dev)
+	found, ranges := d.contract(ctx, addr, dev), dev.IOVARanges()
 	if err := dev.Close(); err != nil && !errors.Is(err, vfio.ErrGone) {
 		found = append(found, Finding{Check: OpenFailed, Object: addr, Result: Fail, Value: "close: " + err.Error(), Limit: "it can be opened and closed", Fix: "see the kernel's log, then reset it: rnicctl reset " + addr})
 	}
-	return found
+	return found, ranges
 }
 
 // opened gives the reason why a card cannot be opened its check.

@@ -100,7 +100,7 @@ func TestHealthy(t *testing.T) {
 	p := healthy(t)
 	p.Open = func(ctx context.Context, addr string) (vfio.Device, error) {
 		dev, err := vfio.Open(ctx, "soft:healthy")
-		return ranges{dev, []vfio.IOVARange{{First: 0, Last: 1<<48 - 1}}}, err
+		return ranges{dev, []vfio.IOVARange{{First: 0, Last: 0xfedfffff}, {First: 0xfef00000, Last: 1<<48 - 1}}}, err
 	}
 	by := p.look(t)
 	for _, check := range doctor.Checks {
@@ -245,6 +245,9 @@ func TestSET_Checks(t *testing.T) {
 		{doctor.IOVAWidth, "too little", soft(func(d vfio.Device) vfio.Device {
 			return registers{ranges{d, []vfio.IOVARange{{First: 1 << 32, Last: 1<<48 - 1}}}, map[uint64]uint32{hw.RegIdentDMABits: 32}}
 		}), doctor.Fail, card, "the card has 32", "1024 MiB", "more address bits", false},
+		{doctor.MSIWindow, "can be mapped", soft(func(d vfio.Device) vfio.Device {
+			return ranges{d, []vfio.IOVARange{{First: 0, Last: 0xfee00fff}, {First: 0xfef00000, Last: 1<<48 - 1}}}
+		}), doctor.Fail, card, "0xfee00000-0xfeefffff", "none of them", "MapDMA", false},
 	} {
 		t.Run(c.check+"/"+c.name, func(t *testing.T) {
 			p := healthy(t)
@@ -326,6 +329,7 @@ func TestSET_Waived(t *testing.T) {
 		"no type1":     {doctor.MappingLimit, func(p *patient) { remove(p, "sys/module/vfio_iommu_type1") }, doctor.Skip},
 		"no limits":    {doctor.MemlockLow, func(p *patient) { p.m.File("proc/self/limits", "") }, doctor.Skip},
 		"no link":      {doctor.LinkDegraded, func(p *patient) { remove(p, "sys/devices/pci0000:00/0000:00:02.0/"+card+"/current_link_width") }, doctor.Skip},
+		"no window":    {doctor.MSIWindow, func(p *patient) { remove(p, "sys/kernel/iommu_groups/17/reserved_regions") }, doctor.Skip},
 		"held, not in": {doctor.IOVAWidth, func(p *patient) { p.m.Hold(4711, "pump", "/dev/vfio/17") }, doctor.Skip},
 	} {
 		t.Run(name, func(t *testing.T) {

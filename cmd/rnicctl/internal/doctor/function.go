@@ -28,9 +28,10 @@ func (d *Doctor) function(ctx context.Context, f *pcidev.Function) []Finding {
 	case f.State == pcidev.Broken:
 		return append(found, Finding{Check: AllOnes, Object: at, Result: Fail, Value: "configuration space reads ffff:ffff", Limit: fmt.Sprintf("%04x:%04x", f.Vendor, f.Device),
 			Fix: "the card fell off the bus: rnicctl reset " + at + "; then its power, seat and image"},
-			skipped(Contract, at, "nothing answers"), skipped(IOVAWidth, at, "nothing answers"))
+			skipped(Contract, at, "nothing answers"), skipped(IOVAWidth, at, "nothing answers"), d.window(f, nil))
 	case ready:
-		more := d.card(ctx, at)
+		more, ranges := d.card(ctx, at)
+		more = append(more, d.window(f, ranges))
 		// What only opening it shows is so: a holder of another user's is not seen in /proc.
 		found = slices.DeleteFunc(found, func(f Finding) bool {
 			return slices.ContainsFunc(more, func(m Finding) bool { return m.Check == f.Check })
@@ -41,7 +42,7 @@ func (d *Doctor) function(ctx context.Context, f *pcidev.Function) []Finding {
 	if f.State == pcidev.Ready {
 		why = "it may not be opened"
 	}
-	return append(found, skipped(AllOnes, at, why), skipped(Contract, at, why), skipped(IOVAWidth, at, why))
+	return append(append(found, notOpen(at, why)...), d.window(f, nil))
 }
 
 func (d *Doctor) quarantine(f *pcidev.Function) Finding {
@@ -241,6 +242,37 @@ func ready(ctx context.Context, ctrl *vfio.BAR) error {
 	}
 }
 
+// notOpen are the checks of a card that was not opened.
+func notOpen(addr, why string) (found []Finding) {
+	for _, check := range []string{AllOnes, Contract, IOVAWidth} {
+		found = append(found, skipped(check, addr, why))
+	}
+	return found
+}
+
+// window tells which DMA addresses the machine keeps for interrupts: a card's write to one is an interrupt, and no write to memory.
+// The kernel has to leave them out of ranges, which are what it lets a driver map, where that is known.
+func (d *Doctor) window(f *pcidev.Function, ranges []vfio.IOVARange) Finding {
+	var kept []string
+	r := well(MSIWindow, f.Address, "", "none of them can be mapped")
+	for line := range strings.Lines(read(d.sys("bus/pci/devices", f.Address, "iommu_group/reserved_regions"))) {
+		var w vfio.IOVARange
+		var kind string
+		if n, err := fmt.Sscanf(line, "%v %v %s", &w.First, &w.Last, &kind); n != 3 || err != nil || kind != "msi" {
+			continue
+		}
+		kept = append(kept, w.String())
+		if slices.ContainsFunc(ranges, func(can vfio.IOVARange) bool { return w.First <= can.Last && can.First <= w.Last }) {
+			r.Result, r.Fix = Fail, "keep addresses that a program chooses itself (MapDMA) out of them; the kernel's log may say why it lets them be mapped: dmesg | grep -i iommu"
+		}
+	}
+	if len(kept) == 0 {
+		return skipped(MSIWindow, f.Address, "the kernel names no such window")
+	}
+	r.Value = "DMA addresses kept for interrupts: " + strings.Join(kept, ", ")
+	return r
+}
+
 // width compares what the card can address with what the IOMMU translates.
 func width(addr string, ranges []vfio.IOVARange, card uint32) Finding {
 	if card == 0 || card > 64 {
@@ -264,7 +296,7 @@ func width(addr string, ranges []vfio.IOVARange, card uint32) Finding {
 		f.Fix = "the card reaches too little of what the IOMMU translates: more address bits in its image, or the IOMMU in another mode"
 	case have < int(min(card, userBits)):
 		f.Result = Warn
-		f.Fix = fmt.Sprintf("addresses that the driver chooses fit; with WithIOVA stay below %#x (a virtual machine: aw-bits=48)", uint64(1)<<have)
+		f.Fix = fmt.Sprintf("addresses that the driver chooses fit; one that a program chooses itself (MapDMA) stays below %#x (a virtual machine: aw-bits=48)", uint64(1)<<have)
 	}
 	return f
 }

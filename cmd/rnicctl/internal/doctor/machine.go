@@ -232,11 +232,15 @@ func (d *Doctor) remapping() Finding {
 		return skipped(MSINoRemap, Machine, "this platform's /proc/interrupts does not tell")
 	}
 	f.Value, f.Result = "interrupt remapping is off", Fail
-	f.Fix = "turn it on in the firmware, and boot without intremap=off; where every user of the card is trusted with the machine: echo Y > " +
-		d.sys("module/vfio_iommu_type1/parameters/allow_unsafe_interrupts")
-	for _, m := range []string{"vfio_iommu_type1", "iommufd"} {
-		if v := read(d.sys("module", m, "parameters/allow_unsafe_interrupts")); v == "Y" || v == "1" {
+	f.Fix = "turn it on in the firmware, and boot without intremap=off; where every user of the card is trusted with the machine:"
+	for _, m := range []string{"vfio_iommu_type1", "iommufd"} { // each its own
+		path := d.sys("module", m, "parameters/allow_unsafe_interrupts")
+		switch v := read(path); v {
+		case "Y", "1":
 			f.Result, f.Value = Warn, f.Value+", and "+m+".allow_unsafe_interrupts lets VFIO go on: a card can raise any interrupt"
+		case "":
+		default:
+			f.Fix += " echo Y > " + path + ";"
 		}
 	}
 	return f
