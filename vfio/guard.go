@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+
+	"rnic/hw/mmio"
 )
 
 // windows are the address ranges in which a fault is an error of the memory's
@@ -48,19 +50,42 @@ func inWindow(addr uintptr) bool {
 // every other panic goes on. What f locked without defer stays locked.
 func Guard(f func()) (err error) {
 	old := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(old)
-		if r := recover(); r != nil {
-			e, ok := r.(interface {
-				runtime.Error
-				Addr() uintptr
-			})
-			if !ok || !inWindow(e.Addr()) {
-				panic(r)
-			}
-			err = &Error{Op: "access device memory", Object: fmt.Sprintf("at %#x", e.Addr()), Err: ErrGone}
-		}
-	}()
+	defer catch(old, &err)
 	f()
 	return nil
+}
+
+// GuardCopy is Guard of a copy, for the data path.
+func GuardCopy(dst, src []byte) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer catch(old, &err)
+	copy(dst, src)
+	return nil
+}
+
+// GuardCopyOwned is GuardCopy of an entry of a ring: its last four bytes, which say whose it is,
+// are stored after the rest, for a reader that polls them.
+func GuardCopyOwned(dst, src []byte) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer catch(old, &err)
+	owner := len(src) - 4
+	copy(dst, src[:owner])
+	mmio.ToDevice()
+	copy(dst[owner:], src[owner:])
+	return nil
+}
+
+// catch ends a guarded call, as the function that it defers.
+func catch(old bool, err *error) {
+	debug.SetPanicOnFault(old)
+	if r := recover(); r != nil {
+		e, ok := r.(interface {
+			runtime.Error
+			Addr() uintptr
+		})
+		if !ok || !inWindow(e.Addr()) {
+			panic(r)
+		}
+		*err = &Error{Op: "access device memory", Object: fmt.Sprintf("at %#x", e.Addr()), Err: ErrGone}
+	}
 }

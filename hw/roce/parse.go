@@ -224,6 +224,14 @@ func (p *Packet) DstGID() [16]byte {
 	return V4Mapped(p.IPv4().Dst())
 }
 
+// SentTo reports whether DstGID is g.
+func (p *Packet) SentTo(g *[16]byte) bool {
+	if p.v6 {
+		return [16]byte(p.frame[p.ip+24:]) == *g
+	}
+	return be.Uint32(p.frame[p.ip+16:]) == be.Uint32(g[12:]) && [12]byte(g[:]) == [12]byte{10: 0xFF, 11: 0xFF}
+}
+
 // UDP is the UDP header.
 func (p *Packet) UDP() UDP { return UDP(p.frame[p.bth-UDPLen : p.bth : p.bth]) }
 

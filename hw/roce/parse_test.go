@@ -113,6 +113,12 @@ func TestBuildParse(t *testing.T) {
 			if d := cmp.Diff(h, back); d != "" {
 				t.Fatalf("%v (-built +parsed):\n%s", op, d)
 			}
+			if g := p.DstGID(); !p.SentTo(&g) {
+				t.Fatalf("%v: not sent to its GID", op)
+			}
+			if g := p.SrcGID(); p.SentTo(&g) {
+				t.Fatalf("%v: sent to where it comes from", op)
+			}
 			if !bytes.Equal(p.Payload(), payload) || len(p.Trailer()) != 0 {
 				t.Fatalf("%v: payload %x, want %x", op, p.Payload(), payload)
 			}
@@ -138,6 +144,14 @@ func TestG14_Flow(t *testing.T) {
 			copy(buf[roce.Headroom:], payload)
 			start, end := f.Frame(buf, roce.Headroom, n, &h)
 			checkICRC(t, buf[start:end], true)
+			answer, to, from := h, h.Src, h.Dst
+			answer.Src, answer.Dst = from, to
+			var p roce.Packet
+			for i, x := range []roce.Header{answer, h} {
+				if err := roce.Parse(x.Append(nil, payload), &p); err != nil || f.Answers(&p) != (i == 0) {
+					t.Fatalf("%v: Answers of frame %d is %v, %v", op, i, f.Answers(&p), err)
+				}
+			}
 			if want := h.Append(nil, payload); !bytes.Equal(buf[start:end], want) {
 				t.Fatalf("%v: of the flow\n%x\nappended\n%x", op, buf[start:end], want)
 			}

@@ -4,7 +4,6 @@ import (
 	"hash/crc32"
 
 	"rnic/hw"
-	"rnic/hw/mmio"
 	"rnic/vfio"
 	"rnic/vfio/vfiouser"
 )
@@ -55,10 +54,15 @@ func (c *Card) read(iova uint64, p []byte, u use) (r hw.Reason) {
 // hw.ReasonDMAWrite.
 func (c *Card) dmaWrite(iova uint64, p []byte) hw.Reason { return c.write(iova, p, use{}) }
 
-func (c *Card) write(iova uint64, p []byte, u use) (r hw.Reason) {
-	c.count[cntDMAWrites]++
+func (c *Card) write(iova uint64, p []byte, u use) hw.Reason {
 	n := c.nextDMA()
-	if c.host == nil || c.host.Write(iova, p) != nil {
+	return c.wrote(n, iova, p, c.host != nil && c.host.Write(iova, p) == nil, u)
+}
+
+// wrote counts a write of the client's memory, number n, and logs it.
+func (c *Card) wrote(n, iova uint64, p []byte, well bool, u use) (r hw.Reason) {
+	c.count[cntDMAWrites]++
+	if !well {
 		c.count[cntDMAFaults]++
 		r = hw.ReasonDMAWrite
 	} else {
@@ -103,12 +107,8 @@ type scratch struct {
 // writeOwned writes an entry of a ring whose last 32-bit word says whose it is:
 // the word comes after the rest, for a reader that polls it.
 func (c *Card) writeOwned(iova uint64, p []byte) hw.Reason {
-	body, owner := p[:len(p)-4], p[len(p)-4:]
-	if r := c.dmaWrite(iova, body); r != hw.ReasonNone {
-		return r
-	}
-	mmio.ToDevice()
-	return c.dmaWrite(iova+uint64(len(body)), owner)
+	n := c.nextDMA()
+	return c.wrote(n, iova, p, c.host != nil && c.host.WriteOwned(iova, p) == nil, use{})
 }
 
 // readHostStats brings the counters up to date that the host keeps.

@@ -1,9 +1,6 @@
 package softcard
 
-import (
-	"rnic/hw"
-	"rnic/hw/mmio"
-)
+import "rnic/hw"
 
 // use says what an access of payload is for, as far as it is known.
 type use struct{ qpn, key uint32 }
@@ -45,12 +42,7 @@ func (c *Card) logDMA(sequence, iova uint64, n int, d hw.DMADirection, r hw.Reas
 		Time: uint64(c.now()), Sequence: sequence, IOVA: iova, Length: uint32(n), Key: u.key, QPN: u.qpn, Direction: d, Reason: r,
 		Lost: q.lost, Owner: phase(q.producer, q.ctx.LogEntries),
 	}
-	body, owner := x.AsBytes()[:hw.DMARecordSize-4], x.AsBytes()[hw.DMARecordSize-4:]
-	err := c.host.Write(at, body)
-	if mmio.ToDevice(); err == nil {
-		err = c.host.Write(at+uint64(len(body)), owner)
-	}
-	if err != nil {
+	if c.host.WriteOwned(at, x.AsBytes()) != nil {
 		c.dlog = ring{} // its memory is gone
 		return
 	}

@@ -2,9 +2,11 @@ package softcard
 
 import (
 	"hash/fnv"
+	"math/bits"
 	"net/netip"
 
 	"rnic/hw"
+	"rnic/hw/roce"
 )
 
 const (
@@ -55,10 +57,10 @@ func (s *portState) gid(i int) (g [16]byte, valid bool) {
 	return [16]byte(s.ctx.GID[16*i:]), true
 }
 
-// hasGID says whether the port has an address.
-func (s *portState) hasGID(g *[16]byte) bool {
-	for i := range numGIDs {
-		if s.ctx.GIDValid>>i&1 != 0 && [16]byte(s.ctx.GID[16*i:]) == *g {
+// addressed says whether a frame is sent to an address of the port.
+func (s *portState) addressed(p *roce.Packet) bool {
+	for left := s.ctx.GIDValid; left != 0; left &= left - 1 {
+		if p.SentTo((*[16]byte)(s.ctx.GID[16*bits.TrailingZeros16(left):])) {
 			return true
 		}
 	}

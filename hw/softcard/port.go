@@ -152,10 +152,13 @@ func (c *Card) rxNext() *frame {
 		return c.rxReady()
 	}
 	in := p.links.Load().in
-	for i := range in {
-		l := in[(p.turn+i)%len(in)]
+	for range in {
+		if p.turn >= len(in) {
+			p.turn = 0
+		}
+		l := in[p.turn]
+		p.turn++
 		if f := c.rxLink(l); f != nil {
-			p.turn = (p.turn + i + 1) % len(in)
 			c.count[cntRXFrames]++
 			c.count[cntRXBytes] += uint64(f.end - f.start)
 			return f

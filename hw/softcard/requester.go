@@ -23,7 +23,7 @@ type sendOp struct {
 	packets uint32 // PSNs it takes
 	length  uint32 // bytes of the message
 	got     uint32 // READ: response packets placed
-	crc     uint32 // of the WQE, as first fetched
+	mark    uint32 // of the WQE, as first fetched
 	blocks  uint8
 	opcode  hw.Opcode
 	flags   hw.WQEFlag
@@ -171,7 +171,7 @@ func (c *Card) load(q *qp) bool {
 		c.failLocal(q, op, fault)
 		return false
 	}
-	op.length, op.crc = w.length, w.crc
+	op.length, op.mark = w.length, w.mark
 	op.packets = 1
 	if !isAtomic(op.opcode) {
 		op.packets = gather.Packets(op.length, q.mtu)
@@ -243,7 +243,7 @@ func (c *Card) reload(q *qp) bool {
 // is not what it was ends the QP: the request fails.
 func (c *Card) fetchAgain(q *qp, op *sendOp, w *wqe) bool {
 	fault := c.fetchWQE(q, w, op.index, uint32(op.blocks))
-	if fault.Reason != hw.ReasonDMARead && (fault.Reason != hw.ReasonNone || w.crc != op.crc || w.length != op.length) {
+	if fault.Reason != hw.ReasonDMARead && (fault.Reason != hw.ReasonNone || w.mark != op.mark || w.length != op.length) {
 		fault = noSegment(hw.ReasonChanged)
 	}
 	if fault.Reason != hw.ReasonNone {

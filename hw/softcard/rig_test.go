@@ -58,6 +58,14 @@ func (h *flatHost) Write(iova uint64, p []byte) error {
 	copy(b, p)
 	return nil
 }
+func (h *flatHost) WriteOwned(iova uint64, p []byte) error {
+	b, err := h.at(iova, len(p), true)
+	if err != nil {
+		return err
+	}
+	copy(b, p)
+	return nil
+}
 func (h *flatHost) Slice(uint64, uint64, bool) []byte { return nil }
 func (h *flatHost) SetBusMaster(bool)                 {}
 func (h *flatHost) Trigger(_, vector int)             { h.triggers[vector]++ }

@@ -36,7 +36,7 @@ func (c *Card) parse(f *frame) (qpn uint32, taken bool) {
 		}
 		return 0, false
 	}
-	if p.Ethernet().Dst() != c.net.ctx.MAC || !c.hasGID(p.DstGID()) {
+	if p.Ethernet().Dst() != c.net.ctx.MAC || !c.net.addressed(p) {
 		c.count[cntRXDropAddress]++
 		return 0, false
 	}
@@ -65,8 +65,6 @@ func (c *Card) parse(f *frame) (qpn uint32, taken bool) {
 	}
 	return q.number, true
 }
-
-func (c *Card) hasGID(g [16]byte) bool { return c.net.hasGID(&g) }
 
 // receives reports whether the QP's state takes packets in.
 func (q *qp) receives() bool {

@@ -2,7 +2,6 @@ package softcard
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 
 	"rnic/hw"
 	"rnic/hw/gather"
@@ -21,7 +20,7 @@ type wqe struct {
 	length           uint32           // bytes of the message
 	segs             []gather.Segment // data segments, in list
 	inline           []byte           // payload in the WQE, in raw; flag INLINE says whether it counts
-	crc              uint32           // of its segments, to tell a second fetch from the first
+	mark             uint32           // of its segments, to tell a second fetch from the first
 
 	raw  [hw.WQEMaxBlocks * hw.WQEBlock]byte
 	list [hw.MaxSegments]gather.Segment
@@ -75,7 +74,7 @@ func (w *wqe) parse(ctx *hw.QPContext, index uint32) gather.Fault {
 	copy(ctl.AsBytes(), w.raw[:])
 	w.opcode, w.flags, w.imm = ctl.Opcode, ctl.Flags, ctl.Imm
 	segments := int(ctl.Segments)
-	w.crc = crc32.ChecksumIEEE(w.raw[:segments*hw.WQESegment])
+	w.mark = fingerprint(w.raw[:segments*hw.WQESegment])
 	if !ctl.ReservedZero() || !ctl.Flags.Valid() || !ctl.Opcode.Valid() || ctl.Index != index {
 		return malformed
 	}
@@ -132,6 +131,17 @@ func (w *wqe) parse(ctx *hw.QPContext, index uint32) gather.Fault {
 	}
 	w.length = cursor.Left
 	return gather.Fault{}
+}
+
+// fingerprint tells the bytes of a WQE, whose segments have 16 each, from others: FNV-1a by words
+// of 64 bits (draft-eastlake-fnv), with the upper half of each product folded back.
+func fingerprint(b []byte) uint32 {
+	h := uint64(0xcbf29ce484222325)
+	for ; len(b) >= 8; b = b[8:] {
+		h = (h ^ binary.LittleEndian.Uint64(b)) * 0x100000001b3
+		h ^= h >> 32
+	}
+	return uint32(h)
 }
 
 // parseSegments reads len(list) data segments from b, which holds them.

@@ -98,6 +98,9 @@ type Host interface {
 	// Write writes len(p) bytes; a range that is not allowed as a whole is
 	// refused as a whole. Writes by one goroutine land in their order.
 	Write(iova uint64, p []byte) error
+	// WriteOwned is Write of an entry of a ring, of more than 4 bytes, whose last 4 say whose it
+	// is: they land after the rest.
+	WriteOwned(iova uint64, p []byte) error
 	// Slice is a direct view of n bytes, where they are one piece of shared
 	// memory that the device may read (and write, if write is set), else nil.
 	// It is valid until the next Read or Write, or Exit. The client's memory

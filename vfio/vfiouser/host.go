@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"rnic/hw/mmio"
 	"rnic/vfio"
 )
 
@@ -141,6 +142,23 @@ func (h *host) chunk() int { return min(h.lim.transfer, messageChunk) }
 func (h *host) Read(iova uint64, p []byte) error  { return h.access(iova, p, false) }
 func (h *host) Write(iova uint64, p []byte) error { return h.access(iova, p, true) }
 
+func (h *host) WriteOwned(iova uint64, p []byte) error {
+	if mem := h.piece(iova, uint64(len(p)), vfio.ProtWrite); mem != nil {
+		h.dirty = true
+		h.counts.WriteBytes += uint64(len(p))
+		if vfio.GuardCopyOwned(mem, p) != nil {
+			return h.fault(iova, len(p), true, DMAFault, nil)
+		}
+		return nil
+	}
+	owner := len(p) - 4
+	if err := h.Write(iova, p[:owner]); err != nil {
+		return err
+	}
+	mmio.ToDevice()
+	return h.Write(iova+uint64(owner), p[owner:])
+}
+
 func (h *host) access(iova uint64, p []byte, write bool) error {
 	if len(p) == 0 {
 		return nil
@@ -214,10 +232,10 @@ func (h *host) copy(mem, p []byte, write bool) error {
 	h.dirty = true
 	if write {
 		h.counts.WriteBytes += uint64(len(p))
-		return vfio.Guard(func() { copy(mem, p) })
+		return vfio.GuardCopy(mem, p)
 	}
 	h.counts.ReadBytes += uint64(len(p))
-	return vfio.Guard(func() { copy(p, mem) })
+	return vfio.GuardCopy(p, mem)
 }
 
 // raise asks the client for an address that it has not mapped, or not for this.
