@@ -43,11 +43,11 @@ func (n noting) Read(iova uint64, p []byte) error {
 	return n.Host.Read(iova, p)
 }
 
-func (n noting) Write(iova uint64, p []byte) error {
-	if n.c.learn.Load() && len(p) == hw.CQESize-4 {
+func (n noting) WriteOwned(iova uint64, p []byte) error {
+	if n.c.learn.Load() && len(p) == hw.CQESize {
 		n.c.cqe.Store(iova)
 	}
-	return n.Host.Write(iova, p)
+	return n.Host.WriteOwned(iova, p)
 }
 
 // Attach is of vfiouser.Function.
