@@ -12,7 +12,7 @@ import (
 // remote address that is no multiple of 8, too), ErrClosed, ErrDeviceGone.
 func (q *QP) PostSend(wr *SendWR) error {
 	q.sqMu.Lock()
-	err := q.send(wr)
+	_, err := q.send(wr, nil)
 	if err == nil {
 		handOver(&q.posted, q.sq.Producer())
 		q.sq.Ring()
@@ -25,11 +25,8 @@ func (q *QP) PostSend(wr *SendWR) error {
 // gives the number that was accepted; an error is about the next one.
 func (q *QP) PostSendBatch(wrs []SendWR) (n int, err error) {
 	q.sqMu.Lock()
-	for n < len(wrs) {
-		if err = q.send(&wrs[n]); err != nil {
-			break
-		}
-		n++
+	if len(wrs) > 0 {
+		n, err = q.send(&wrs[0], wrs[1:])
 	}
 	if n > 0 {
 		handOver(&q.posted, q.sq.Producer())
@@ -39,84 +36,88 @@ func (q *QP) PostSendBatch(wrs []SendWR) (n int, err error) {
 	return n, err
 }
 
-// send builds a WQE. The caller holds sqMu and rings.
-func (q *QP) send(wr *SendWR) error {
+// send builds the WQEs of wr and of those behind it, and gives how many. The caller
+// holds sqMu and rings.
+func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 	if q.sendErr != nil {
-		return q.sendErr
+		return 0, q.sendErr
 	}
 	if wr == nil {
-		return q.noRequest("post send")
-	}
-	segs := 1 // control, remote, atomic
-	switch wr.Opcode {
-	case Send, SendImm:
-	case Write, WriteImm, Read:
-		segs = 2
-	case CompareSwap, FetchAdd:
-		if wr.Remote.Addr%atomicSize != 0 {
-			return q.misaligned(wr.Remote.Addr)
-		}
-		segs = 3
-	default:
-		return q.badOpcode(wr.Opcode)
-	}
-	before := segs
-	flags := hw.WQEFlag(wr.Flags)
-	inline := 0
-	if len(wr.Inline) == 0 {
-		if len(wr.SGEs) > q.init.MaxSendSGE {
-			return q.tooManySGEs("post send", len(wr.SGEs), q.init.MaxSendSGE)
-		}
-		segs += len(wr.SGEs)
-	} else {
-		for _, b := range wr.Inline {
-			inline += len(b)
-		}
-		if inline > q.init.MaxInline || len(wr.SGEs) > 0 || wr.Opcode == Read || before == 3 {
-			return q.badInline(wr, inline)
-		}
-		if inline > 0 {
-			segs += (inline + hw.WQESegment - 1) / hw.WQESegment
-			flags |= hw.WQEFlagInline
-		}
-	}
-	if wr.Flags&^sendFlags != 0 {
-		return q.fail("post send", fmt.Errorf("flags %#x: %w", wr.Flags, ErrInvalid))
-	}
-	blocks := uint32(segs*hw.WQESegment+hw.WQEBlock-1) / hw.WQEBlock
-	if q.sendNext-q.sendDone >= q.sendLimit || !q.sq.Room(blocks) {
-		if !q.sendRoom(blocks) {
-			return q.fullSend
-		}
+		return 0, q.noRequest("post send")
 	}
 	sq := q.sq
-	imm := uint32(0)
-	if wr.Opcode == SendImm || wr.Opcode == WriteImm {
-		imm = wr.Imm
-	}
-	sq.Control(hw.Opcode(wr.Opcode), flags, uint8(segs), imm, uint16(inline))
-	if before > 1 {
-		sq.Remote(wr.Remote.Addr, wr.Remote.RKey)
+	for {
+		segs := 1 // control, remote, atomic
 		switch wr.Opcode {
-		case CompareSwap:
-			sq.Atomic(wr.Swap, wr.CompareAdd)
-		case FetchAdd:
-			sq.Atomic(wr.CompareAdd, 0)
+		case Send, SendImm:
+		case Write, WriteImm, Read:
+			segs = 2
+		case CompareSwap, FetchAdd:
+			if wr.Remote.Addr%atomicSize != 0 {
+				return n, q.misaligned(wr.Remote.Addr)
+			}
+			segs = 3
+		default:
+			return n, q.badOpcode(wr.Opcode)
 		}
+		before := segs
+		flags := hw.WQEFlag(wr.Flags)
+		inline := 0
+		if len(wr.Inline) == 0 {
+			if len(wr.SGEs) > q.init.MaxSendSGE {
+				return n, q.tooManySGEs("post send", len(wr.SGEs), q.init.MaxSendSGE)
+			}
+			segs += len(wr.SGEs)
+		} else {
+			for _, b := range wr.Inline {
+				inline += len(b)
+			}
+			if inline > q.init.MaxInline || len(wr.SGEs) > 0 || wr.Opcode == Read || before == 3 {
+				return n, q.badInline(wr, inline)
+			}
+			if inline > 0 {
+				segs += (inline + hw.WQESegment - 1) / hw.WQESegment
+				flags |= hw.WQEFlagInline
+			}
+		}
+		if wr.Flags&^sendFlags != 0 {
+			return n, q.badFlags(wr.Flags)
+		}
+		blocks := uint32(segs*hw.WQESegment+hw.WQEBlock-1) / hw.WQEBlock
+		if (q.sendNext-q.sendDone >= q.sendLimit || !sq.Fits(blocks)) && !q.sendRoom(blocks) {
+			return n, q.fullSend
+		}
+		imm := uint32(0)
+		if wr.Opcode == SendImm || wr.Opcode == WriteImm {
+			imm = wr.Imm
+		}
+		at := sq.Control(hw.Opcode(wr.Opcode), flags, uint8(segs), imm, uint16(inline))
+		if before > 1 {
+			at = sq.Remote(at, wr.Remote.Addr, wr.Remote.RKey)
+			switch wr.Opcode {
+			case CompareSwap:
+				at = sq.Atomic(at, wr.Swap, wr.CompareAdd)
+			case FetchAdd:
+				at = sq.Atomic(at, wr.CompareAdd, 0)
+			}
+		}
+		switch {
+		case inline > 0:
+			at = q.inline(at, wr.Inline)
+		case len(wr.SGEs) <= fewSGEs:
+			at = sq.Data(at, wr.SGEs)
+		default:
+			at = sq.DataList(at, wr.SGEs)
+		}
+		index, blocks := sq.Commit(at)
+		r := &q.sends[index&q.sendMask]
+		r.wrid, r.number, r.index, r.blocks, r.op = wr.WRID, q.sendNext, index, uint8(blocks), wr.Opcode
+		q.sendNext++
+		if n++; n > len(more) {
+			return n, nil
+		}
+		wr = &more[n-1]
 	}
-	switch {
-	case inline > 0:
-		q.inline(wr.Inline)
-	case len(wr.SGEs) <= fewSGEs:
-		sq.Data(wr.SGEs)
-	default:
-		sq.DataList(wr.SGEs)
-	}
-	index, n := sq.Commit()
-	r := &q.sends[index&q.sendMask]
-	r.wrid, r.number, r.index, r.blocks, r.op = wr.WRID, q.sendNext, index, uint8(n), wr.Opcode
-	q.sendNext++
-	return nil
 }
 
 // fewSGEs are as many as are stored one by one.
@@ -125,7 +126,7 @@ const fewSGEs = 8
 // inline is not compiled into send, which it would slow down for all.
 //
 //go:noinline
-func (q *QP) inline(bufs [][]byte) { q.sq.Inline(bufs) }
+func (q *QP) inline(at uint32, bufs [][]byte) (next uint32) { return q.sq.Inline(at, bufs) }
 
 // sendRoom looks up how many sends are complete, and whether one more fits.
 func (q *QP) sendRoom(blocks uint32) bool {
@@ -144,6 +145,10 @@ func (q *QP) badOpcode(o Opcode) error {
 		cause = ErrNotSupported
 	}
 	return q.fail("post send", fmt.Errorf("operation %v: %w", o, cause))
+}
+
+func (q *QP) badFlags(f SendFlags) error {
+	return q.fail("post send", fmt.Errorf("flags %#x: %w", f, ErrInvalid))
 }
 
 func (q *QP) noRequest(op string) error {

@@ -429,12 +429,12 @@ func TestNoAllocation(t *testing.T) {
 	inline := [][]byte{make([]byte, 400)}
 	n := uint32(0)
 	if a := testing.AllocsPerRun(100, func() {
-		q.Control(hw.OpcodeSend, 0, 64, 0, 0)
-		q.Data(sges)
-		q.Commit()
-		q.Control(hw.OpcodeSend, hw.WQEFlagInline, 26, 0, 400)
-		q.Inline(inline)
-		_, _ = q.Commit()
+		at := q.Control(hw.OpcodeSend, 0, 64, 0, 0)
+		at = q.Data(at, sges)
+		q.Commit(at)
+		at = q.Control(hw.OpcodeSend, hw.WQEFlagInline, 26, 0, 400)
+		at = q.Inline(at, inline)
+		q.Commit(at)
 		q.Release(q.Producer())
 		q.Ring()
 		r.Put(sges)

@@ -22,8 +22,10 @@ const segsPerBlock = hw.WQEBlock / hw.WQESegment
 // and may wrap at the ring's end.
 //
 // A WQE is built in order: Control, then what its opcode needs (Remote,
-// Atomic), then Data or Inline, then Commit. Room says beforehand
-// whether it fits. Ring hands everything committed to the card.
+// Atomic), then Data or Inline, then Commit. Each gives the place of the next
+// segment, and is given its own: a queue's field would be stored and loaded
+// between them. Room says beforehand whether it fits. Ring hands everything
+// committed to the card.
 type SQ struct {
 	// The ring's 16-byte segments, as each kind of segment.
 	ctl    []hw.ControlSegment
@@ -36,8 +38,6 @@ type SQ struct {
 	mask     uint32 // segments of the ring - 1
 	producer uint32 // absolute, in blocks
 	seen     uint32 // consumer, as last loaded
-	at       uint32 // absolute, in segments: where the next one of the WQE goes
-	next     uint32 // producer behind the WQE
 	word     *uint32
 	domain   *Domain
 
@@ -71,13 +71,17 @@ func (q *SQ) Producer() uint32 { return q.producer }
 // Consumer is the absolute number of the first block that is still the card's.
 func (q *SQ) Consumer() uint32 { return atomic.LoadUint32(&q.consumer) }
 
+// Fits reports whether a WQE of so many blocks fits into what was free when Room
+// last looked.
+func (q *SQ) Fits(blocks uint32) bool { return q.producer+blocks-q.seen <= q.blocks }
+
 // Room reports whether a WQE of so many blocks fits.
 func (q *SQ) Room(blocks uint32) bool {
-	if q.producer+blocks-q.seen <= q.blocks {
+	if q.Fits(blocks) {
 		return true
 	}
 	q.seen = atomic.LoadUint32(&q.consumer)
-	return q.producer+blocks-q.seen <= q.blocks
+	return q.Fits(blocks)
 }
 
 // Release gives back every block before the absolute block n, after the
@@ -87,51 +91,51 @@ func (q *SQ) Release(n uint32) { mmio.Release32(&q.consumer, n) }
 
 // Control begins a WQE of so many 16-byte segments, this one included.
 // inline is the number of its payload bytes, 0 unless flags has WQEFlagInline.
-func (q *SQ) Control(op hw.Opcode, flags hw.WQEFlag, segments uint8, imm uint32, inline uint16) {
-	at := q.producer * segsPerBlock
+func (q *SQ) Control(op hw.Opcode, flags hw.WQEFlag, segments uint8, imm uint32, inline uint16) (next uint32) {
+	index := q.producer
+	at := index * segsPerBlock
 	c := &q.ctl[at&q.mask]
 	*c = hw.ControlSegment{} // then field by field: a literal would be built aside and copied
-	c.Opcode, c.Flags, c.Segments, c.Imm, c.Index, c.InlineLength = op, flags, segments, imm, q.producer, inline
-	q.at = at + 1
-	q.next = q.producer + (uint32(segments)+segsPerBlock-1)/segsPerBlock
+	c.Opcode, c.Flags, c.Segments, c.Imm, c.Index, c.InlineLength = op, flags, segments, imm, index, inline
+	return at + 1
 }
 
 // Remote adds the far end's address, for RDMA and atomics.
-func (q *SQ) Remote(addr uint64, rkey uint32) {
-	r := &q.remote[q.at&q.mask]
+func (q *SQ) Remote(at uint32, addr uint64, rkey uint32) (next uint32) {
+	r := &q.remote[at&q.mask]
 	*r = hw.RemoteSegment{}
 	r.Addr, r.RKey = addr, rkey
-	q.at++
+	return at + 1
 }
 
 // Atomic adds an atomic's operands.
-func (q *SQ) Atomic(swapAdd, compare uint64) {
-	a := &q.atomic[q.at&q.mask]
+func (q *SQ) Atomic(at uint32, swapAdd, compare uint64) (next uint32) {
+	a := &q.atomic[at&q.mask]
 	a.SwapAdd, a.Compare = swapAdd, compare
-	q.at++
+	return at + 1
 }
 
 // Data adds the data segments. It is compiled in place, for the few that most
 // requests have.
-func (q *SQ) Data(sges []SGE) {
-	at := q.at
+func (q *SQ) Data(at uint32, sges []SGE) (next uint32) {
 	for i := range sges {
 		s, d := &sges[i], &q.data[at&q.mask] // a WQE may wrap at the ring's end
 		d.Addr, d.Length, d.LKey = s.Addr, s.Length, s.LKey
 		at++
 	}
-	q.at = at
+	return at
 }
 
 // DataList is Data for a long list: a third faster at 63 segments.
-func (q *SQ) DataList(sges []SGE) {
-	at := int(q.at & q.mask)
-	q.at += uint32(len(sges))
-	if room := len(q.data) - at; room < len(sges) { // the WQE wraps at the ring's end
-		put(q.data[at:], sges[:room])
-		sges, at = sges[room:], 0
+func (q *SQ) DataList(at uint32, sges []SGE) (next uint32) {
+	next = at + uint32(len(sges))
+	first := int(at & q.mask)
+	if room := len(q.data) - first; room < len(sges) { // the WQE wraps at the ring's end
+		put(q.data[first:], sges[:room])
+		sges, first = sges[room:], 0
 	}
-	put(q.data[at:], sges)
+	put(q.data[first:], sges)
+	return next
 }
 
 func put(dst []hw.DataSegment, sges []SGE) {
@@ -145,26 +149,29 @@ func put(dst []hw.DataSegment, sges []SGE) {
 
 // Inline adds the payload itself (rule G3), the pieces of bufs one behind the
 // other, filled with zeros to whole segments.
-func (q *SQ) Inline(bufs [][]byte) {
+func (q *SQ) Inline(at uint32, bufs [][]byte) (next uint32) {
 	size := uint32(len(q.ring))
-	off := q.at * hw.WQESegment
+	off := at * hw.WQESegment
 	for _, b := range bufs {
 		n := copy(q.ring[off&(size-1):], b)
-		copy(q.ring, b[n:])
+		if n < len(b) { // the WQE wraps at the ring's end
+			copy(q.ring, b[n:])
+		}
 		off += uint32(len(b))
 	}
 	for ; off%hw.WQESegment != 0; off++ {
 		q.ring[off&(size-1)] = 0
 	}
-	q.at = off / hw.WQESegment
+	return off / hw.WQESegment
 }
 
-// Commit ends the WQE and gives its index (the absolute number of its first
-// block) and its blocks. The card does not look at it before Ring.
-func (q *SQ) Commit() (index, blocks uint32) {
+// Commit ends the WQE before the segment at next and gives its index (the absolute
+// number of its first block) and its blocks. The card does not look at it before Ring.
+func (q *SQ) Commit(next uint32) (index, blocks uint32) {
 	index = q.producer
-	q.producer = q.next
-	return index, q.producer - index
+	blocks = (next - index*segsPerBlock + segsPerBlock - 1) / segsPerBlock
+	q.producer = index + blocks
+	return index, blocks
 }
 
 // Copy copies so many blocks of the ring from the absolute block index on: a WQE
@@ -185,7 +192,7 @@ func (q *SQ) Ring() {
 // Reset empties the queue while the card's QP is in RESET, and the doorbell
 // with it.
 func (q *SQ) Reset() {
-	q.producer, q.seen, q.at = 0, 0, 0
+	q.producer, q.seen = 0, 0
 	mmio.Release32(&q.consumer, 0)
 	mmio.Store32(q.word, 0)
 }

@@ -12,24 +12,24 @@ func TestSendBytes(t *testing.T) {
 	q, ring, word := newSQ(t, 32)
 
 	// SEND with immediate, signaled and solicited, of two segments.
-	q.Control(hw.OpcodeSendWithImm, hw.WQEFlagSignaled|hw.WQEFlagSolicited, 3, 0x11223344, 0)
-	q.Data([]SGE{{Addr: 0x1122334455667788, Length: 0x400, LKey: 0x8000112}, {Addr: 0x2000, Length: 5, LKey: 0x301}})
-	if i, n := q.Commit(); i != 0 || n != 1 {
+	at := q.Control(hw.OpcodeSendWithImm, hw.WQEFlagSignaled|hw.WQEFlagSolicited, 3, 0x11223344, 0)
+	at = q.Data(at, []SGE{{Addr: 0x1122334455667788, Length: 0x400, LKey: 0x8000112}, {Addr: 0x2000, Length: 5, LKey: 0x301}})
+	if i, n := q.Commit(at); i != 0 || n != 1 {
 		t.Fatalf("first WQE: index %d, blocks %d", i, n)
 	}
 	// RDMA WRITE with a fence, of one segment.
-	q.Control(hw.OpcodeRDMAWrite, hw.WQEFlagFence, 3, 0, 0)
-	q.Remote(0xdeadbeef00000010, 0xcafe01)
-	q.Data([]SGE{{Addr: 0x3000, Length: 0x80000000, LKey: 0x302}})
-	if i, n := q.Commit(); i != 1 || n != 1 {
+	at = q.Control(hw.OpcodeRDMAWrite, hw.WQEFlagFence, 3, 0, 0)
+	at = q.Remote(at, 0xdeadbeef00000010, 0xcafe01)
+	at = q.Data(at, []SGE{{Addr: 0x3000, Length: 0x80000000, LKey: 0x302}})
+	if i, n := q.Commit(at); i != 1 || n != 1 {
 		t.Fatalf("second WQE: index %d, blocks %d", i, n)
 	}
 	// Compare and swap: four segments, a full block.
-	q.Control(hw.OpcodeAtomicCmpAndSwp, hw.WQEFlagSignaled, 4, 0, 0)
-	q.Remote(0x40, 0x501)
-	q.Atomic(0x0102030405060708, 0x1112131415161718)
-	q.Data([]SGE{{Addr: 0x4000, Length: 8, LKey: 0x303}})
-	if i, n := q.Commit(); i != 2 || n != 1 {
+	at = q.Control(hw.OpcodeAtomicCmpAndSwp, hw.WQEFlagSignaled, 4, 0, 0)
+	at = q.Remote(at, 0x40, 0x501)
+	at = q.Atomic(at, 0x0102030405060708, 0x1112131415161718)
+	at = q.Data(at, []SGE{{Addr: 0x4000, Length: 8, LKey: 0x303}})
+	if i, n := q.Commit(at); i != 2 || n != 1 {
 		t.Fatalf("third WQE: index %d, blocks %d", i, n)
 	}
 	want := hexBytes(t, `
@@ -76,16 +76,16 @@ func TestSend63Segments(t *testing.T) {
 		}
 	}
 	q, ring, _ := newSQ(t, 64)
-	q.Control(hw.OpcodeSend, 0, 64, 0, 0)
-	q.Data(sges)
-	if i, n := q.Commit(); i != 0 || n != 16 {
+	at := q.Control(hw.OpcodeSend, 0, 64, 0, 0)
+	at = q.Data(at, sges)
+	if i, n := q.Commit(at); i != 0 || n != 16 {
 		t.Fatalf("SEND: index %d, blocks %d, want 0, 16", i, n)
 	}
 	check(ring, 16)
-	q.Control(hw.OpcodeRDMAWrite, 0, 65, 0, 0)
-	q.Remote(1, 2)
-	q.Data(sges)
-	if i, n := q.Commit(); i != 16 || n != 17 {
+	at = q.Control(hw.OpcodeRDMAWrite, 0, 65, 0, 0)
+	at = q.Remote(at, 1, 2)
+	at = q.Data(at, sges)
+	if i, n := q.Commit(at); i != 16 || n != 17 {
 		t.Fatalf("WRITE: index %d, blocks %d, want 16, 17", i, n)
 	}
 	check(ring, 16*64+32)
@@ -113,9 +113,9 @@ func TestSendWrap(t *testing.T) {
 		q.producer = 1<<32 - 32 + start // the absolute index wraps too
 		q.consumer = q.producer
 		q.seen = q.producer
-		q.Control(hw.OpcodeSend, 0, 21, 0, 0)
-		q.Data(sges)
-		index, blocks := q.Commit()
+		at := q.Control(hw.OpcodeSend, 0, 21, 0, 0)
+		at = q.Data(at, sges)
+		index, blocks := q.Commit(at)
 		if index != 1<<32-32+start || blocks != 6 {
 			t.Fatalf("start %d: index %#x blocks %d", start, index, blocks)
 		}
@@ -138,9 +138,9 @@ func TestSendWrap(t *testing.T) {
 			ring[i] = 0xee
 		}
 		q.producer = start
-		q.Control(hw.OpcodeSend, hw.WQEFlagInline, 20, 0, 300)
-		q.Inline([][]byte{payload[:1], nil, payload[1:222], payload[222:]})
-		if i, n := q.Commit(); i != start || n != 5 {
+		at = q.Control(hw.OpcodeSend, hw.WQEFlagInline, 20, 0, 300)
+		at = q.Inline(at, [][]byte{payload[:1], nil, payload[1:222], payload[222:]})
+		if i, n := q.Commit(at); i != start || n != 5 {
 			t.Fatalf("start %d: inline index %d blocks %d", start, i, n)
 		}
 		want = bytes.Repeat([]byte{0xee}, len(ring))
@@ -166,9 +166,9 @@ func TestInlineExact(t *testing.T) {
 	for i := range ring {
 		ring[i] = 0xee
 	}
-	q.Control(hw.OpcodeSend, hw.WQEFlagInline, 61, 0, 960)
-	q.Inline([][]byte{payload})
-	if _, n := q.Commit(); n != 16 {
+	at := q.Control(hw.OpcodeSend, hw.WQEFlagInline, 61, 0, 960)
+	at = q.Inline(at, [][]byte{payload})
+	if _, n := q.Commit(at); n != 16 {
 		t.Fatalf("%d blocks, want 16 (976 bytes)", n)
 	}
 	if !bytes.Equal(ring[16:976], payload) || ring[976] != 0xee {
@@ -186,14 +186,14 @@ func TestSendFull(t *testing.T) {
 			if !q.Room(1) {
 				t.Fatalf("base %#x: no room at %d", base, q.producer-base)
 			}
-			q.Control(hw.OpcodeSend, 0, 1, 0, 0)
-			q.Commit()
+			at := q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+			q.Commit(at)
 		}
 		if q.Room(2) || !q.Room(1) { // full minus one
 			t.Fatalf("base %#x: room for 2: %v, for 1: %v", base, q.Room(2), q.Room(1))
 		}
-		q.Control(hw.OpcodeSend, 0, 1, 0, 0)
-		q.Commit()
+		at := q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+		q.Commit(at)
 		if q.Room(1) {
 			t.Fatalf("base %#x: room in a full ring", base)
 		}

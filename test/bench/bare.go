@@ -73,16 +73,16 @@ func barePost(q *queues.SQ, sges []queues.SGE, inline [][]byte) bool {
 	if !q.Room(uint32(segs+3) / 4) {
 		return false
 	}
-	q.Control(hw.OpcodeSend, flags, uint8(segs), 0, uint16(n))
+	at := q.Control(hw.OpcodeSend, flags, uint8(segs), 0, uint16(n))
 	switch {
 	case inline != nil:
-		q.Inline(inline)
+		at = q.Inline(at, inline)
 	case len(sges) > 8:
-		q.DataList(sges)
+		at = q.DataList(at, sges)
 	default:
-		q.Data(sges)
+		at = q.Data(at, sges)
 	}
-	q.Commit()
+	q.Commit(at)
 	return true
 }
 
