@@ -84,7 +84,7 @@ func (q *QP) flushSends(wc []WC) (n int) {
 		wc[n] = WC{WRID: r.wrid, Status: StatusWRFlushErr, Opcode: r.op, QPN: q.n, Reason: hw.ReasonFlushed, Flags: WCFlags(hw.CQEFlagSolicited), Time: f.time, FaultSegment: -1}
 		n++
 		f.from += uint32(r.blocks)
-		q.sqDone, q.sqMoved = f.from, true
+		q.sqDone = f.from
 	}
 	q.release(q.init.SendCQ)
 	return n

@@ -177,14 +177,14 @@ func (q *QP) reset() {
 		s.q.Purge(q.n)
 	}
 	s.forget(q)
-	q.sqDone, q.sqMoved = 0, false
+	q.sqDone = 0
 	s.mu.Unlock()
 	r := q.init.RecvCQ
 	r.mu.Lock()
 	if !r.closed {
 		r.q.Purge(q.n)
 	}
-	q.rqDone, q.rqMoved = 0, false
+	q.rqDone = 0
 	r.mu.Unlock()
 	q.sqMu.Lock()
 	if !isGone(q.sendErr) {

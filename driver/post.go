@@ -84,8 +84,11 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 			return n, q.badFlags(wr.Flags)
 		}
 		blocks := uint32(segs*hw.WQESegment+hw.WQEBlock-1) / hw.WQEBlock
-		if (q.sendNext-q.sendDone >= q.sendLimit || !sq.Fits(blocks)) && !q.sendRoom(blocks) {
-			return n, q.fullSend
+		if q.sendNext-q.sendDone >= q.sendLimit || !sq.Fits(blocks) {
+			if !q.sendRoom(blocks) {
+				return n, q.fullSend
+			}
+			continue // again from wr: what is kept over a call is stored each time
 		}
 		imm := uint32(0)
 		if wr.Opcode == SendImm || wr.Opcode == WriteImm {
@@ -101,13 +104,10 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 				at = sq.Atomic(at, wr.CompareAdd, 0)
 			}
 		}
-		switch {
-		case inline > 0:
-			at = q.inline(at, wr.Inline)
-		case len(wr.SGEs) <= fewSGEs:
+		if inline == 0 && len(wr.SGEs) <= fewSGEs {
 			at = sq.Data(at, wr.SGEs)
-		default:
-			at = sq.DataList(at, wr.SGEs)
+		} else {
+			at = q.long(at, wr)
 		}
 		index, blocks := sq.Commit(at)
 		r := &q.sends[index&q.sendMask]
@@ -123,10 +123,16 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 // fewSGEs are as many as are stored one by one.
 const fewSGEs = 8
 
-// inline is not compiled into send, which it would slow down for all.
+// long adds the payload, or more SGEs. It is not compiled into send, which it would
+// slow down for all.
 //
 //go:noinline
-func (q *QP) inline(at uint32, bufs [][]byte) (next uint32) { return q.sq.Inline(at, bufs) }
+func (q *QP) long(at uint32, wr *SendWR) (next uint32) {
+	if len(wr.Inline) > 0 {
+		return q.sq.Inline(at, wr.Inline)
+	}
+	return q.sq.DataList(at, wr.SGEs)
+}
 
 // sendRoom looks up how many sends are complete, and whether one more fits.
 func (q *QP) sendRoom(blocks uint32) bool {
@@ -268,7 +274,6 @@ func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
 			}
 			w.WRID, w.Opcode = r.wrid, r.op
 			q.sqDone = index + uint32(r.blocks)
-			q.sqMoved = true
 		} else {
 			takeOver(&q.recvd)
 			r := &q.recvs[index&q.recvMask]
@@ -285,7 +290,6 @@ func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
 			if int32(index+1-q.rqDone) > 0 { // a card that goes back gives nothing away
 				q.rqDone = index + 1
 			}
-			q.rqMoved = true
 		}
 		w.QPN = q.n
 		w.Flags = WCFlags(flags)
@@ -325,14 +329,12 @@ func (w *WC) fault(e *hw.CQE, status Status) {
 }
 
 // release gives the posters the room of what was completed on c, whose lock
-// the caller holds.
+// the caller holds. It stores only what is new: the posters read it.
 func (q *QP) release(c *CQ) {
-	if c == q.init.SendCQ && q.sqMoved {
-		q.sqMoved = false
+	if c == q.init.SendCQ && q.sq.Consumer() != q.sqDone {
 		q.sq.Release(q.sqDone)
 	}
-	if c == q.init.RecvCQ && q.rqMoved {
-		q.rqMoved = false
+	if c == q.init.RecvCQ && q.rq.Consumer() != q.rqDone {
 		q.rq.Release(q.rqDone)
 	}
 }

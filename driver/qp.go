@@ -72,9 +72,8 @@ type QP struct {
 	recvd     uint32 // see handOver
 
 	// Who polls has these, under the lock of the send or receive CQ.
-	sqDone, rqDone   uint32 // first block, first receive not completed
-	sqMoved, rqMoved bool   // and not released yet
-	flush            lostRing
+	sqDone, rqDone uint32 // first block, first receive not completed
+	flush          lostRing
 
 	mtu      atomic.Uint32               // path MTU in bytes, once it is set
 	mismatch atomic.Pointer[VerifyError] // why verification froze it

@@ -244,7 +244,6 @@ struct qp {
 	struct recv_record *recvs;
 	uint32_t recv_mask;
 	uint32_t sq_done, rq_done, rq_consumer;
-	bool sq_moved, rq_moved;
 };
 
 struct cq {
@@ -381,7 +380,6 @@ inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
 		wc->wr_id = r->wr_id;
 		wc->opcode = r->op;
 		q->sq_done = index + r->blocks;
-		q->sq_moved = true;
 	} else {
 		struct recv_record *r = &q->recvs[index & q->recv_mask];
 		if (c != q->recv_cq || r->index != index || !r->posted)
@@ -393,7 +391,6 @@ inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
 		wc->pkey_index = e->pkey_index;
 		if ((int32_t)(index + 1 - q->rq_done) > 0)
 			q->rq_done = index + 1;
-		q->rq_moved = true;
 	}
 	wc->qpn = q->n;
 	wc->flags = flags;
@@ -408,14 +405,10 @@ inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
 
 inlined void release(struct qp *q, struct cq *c)
 {
-	if (c == q->send_cq && q->sq_moved) {
-		q->sq_moved = false;
+	if (c == q->send_cq && q->sq.consumer != q->sq_done)
 		sq_release(&q->sq, q->sq_done);
-	}
-	if (c == q->recv_cq && q->rq_moved) {
-		q->rq_moved = false;
+	if (c == q->recv_cq && q->rq_consumer != q->rq_done)
 		__atomic_store_n(&q->rq_consumer, q->rq_done, __ATOMIC_RELEASE);
-	}
 }
 
 apart int poll_cq(struct cq *c, int most, struct wc *wc, int *err)
