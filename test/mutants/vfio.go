@@ -28,6 +28,8 @@ var vfioMutants = []mutant{
 		old: "if r.Last < msiFirst || r.First > msiLast {", new: "if r.Last < msiFirst || r.First <= msiLast {"},
 	{rule: "VFIO", what: "the last page of 64 bits is used by type 1", file: containerGo, pkg: vfiopci, test: "TestVFIO_IOVARanges",
 		old: "withoutEnd(withoutMSI(lim.ranges))", new: "withoutMSI(lim.ranges)"},
+	{rule: "VFIO", what: "Open does not take the time that its context gives", file: pciOpenGo, pkg: vfiopci, test: "TestVFIO_OpenTakesItsTime",
+		old: "if _, ok := ctx.Deadline(); !ok {", new: "{"},
 	{rule: "VFIO", what: "EMSGSIZE is not tried again", file: iommufdGo, pkg: vfiopci, test: "TestVFIO_IOVARanges",
 		old: "errors.Is(err, unix.EMSGSIZE) &&", new: "errors.Is(err, unix.E2BIG) &&"},
 	{rule: "VFIO", what: "a capability may be outside", file: capsGo, pkg: vfiopci, test: "TestVFIO_HostileIOMMUInfo",

@@ -62,8 +62,11 @@ func Open(ctx context.Context, addr string, opts ...Option) (*Device, error) {
 	if err != nil {
 		return fail(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
 	type result struct {
 		d   *Device
 		err error

@@ -330,11 +330,37 @@ func TestVFIO_OpenIsBounded(t *testing.T) {
 		t.Errorf("%v is not the context's", err)
 	}
 	close(stuck)
+	givenBack(t, k)
+}
+
+// givenBack waits until what a late call got was closed.
+func givenBack(t *testing.T, k *vfiotest.Kernel) {
+	t.Helper()
 	for end := time.Now().Add(20 * time.Second); k.OpenFiles() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d descriptors are still open", k.OpenFiles())
 		}
 	}
+}
+
+// A context that gives more time than the default has its way, one without a deadline has not.
+func TestVFIO_OpenTakesItsTime(t *testing.T) {
+	k := vfiotest.New(t, vfiotest.Machine{})
+	k.Add(vfiotest.Function{Addr: bdf})
+	slow := func() {
+		k.Do(vfiotest.Script{Call: "VFIO_GROUP_GET_DEVICE_FD", Times: 1, Before: func() { time.Sleep(100 * time.Millisecond) }})
+	}
+	slow()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d, err := vfiopci.Open(ctx, bdf+"?vfio=type1", vfiopci.WithSystem(k), vfiopci.WithTimeout(time.Millisecond))
+	must(t, err)
+	_ = d.Close() // it waits a millisecond only
+	givenBack(t, k)
+	slow()
+	_, err = vfiopci.Open(t.Context(), bdf+"?vfio=type1", vfiopci.WithSystem(k), vfiopci.WithTimeout(time.Millisecond))
+	wants(t, err, vfio.ErrTimeout, "still opening")
+	givenBack(t, k)
 }
 
 // A device that is being reset or unbound gives EAGAIN for a moment.

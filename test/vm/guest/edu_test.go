@@ -111,9 +111,16 @@ func eachWay(t *testing.T, f func(e *edu)) {
 	}
 }
 
+// opened opens a function: QEMU may be slow to give it an address space.
+func opened(t *testing.T, addr string) (vfio.Device, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	return vfio.Open(ctx, addr)
+}
+
 func openEdu(t *testing.T, addr string) *edu {
 	t.Helper()
-	d, err := vfio.Open(t.Context(), addr)
+	d, err := opened(t, addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +402,7 @@ func TestEduHasOneHolder(t *testing.T) {
 	eachWay(t, func(e *edu) {
 		bdf, _, _ := strings.Cut(e.dev.Addr(), "?")
 		for _, w := range ways(t) {
-			d, err := vfio.Open(t.Context(), bdf+"?vfio="+w)
+			d, err := opened(t, bdf+"?vfio="+w)
 			var busy *vfio.BusyError
 			if !errors.Is(err, vfio.ErrBusy) || !errors.As(err, &busy) || busy.PID != os.Getpid() {
 				t.Errorf("%s while %s holds it: %v", w, e.dev.Info().Backend, err)
@@ -405,7 +412,7 @@ func TestEduHasOneHolder(t *testing.T) {
 			}
 		}
 		e.must(e.dev.Close())
-		d, err := vfio.Open(t.Context(), bdf) // by what the machine has
+		d, err := opened(t, bdf) // by what the machine has
 		e.must(err)
 		e.must(d.Close())
 	})
@@ -443,14 +450,12 @@ func TestEduReopen(t *testing.T) {
 		count := func() int { l, _ := os.ReadDir("/proc/self/fd"); return len(l) }
 		before := count()
 		for i := range 30 {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			d, err := vfio.Open(ctx, e.dev.Addr())
+			d, err := opened(t, e.dev.Addr())
 			e.must(err)
 			m, err := vfio.AllocMemory(4096, vfio.MemoryOptions{})
 			e.must(err)
 			e.must(d.MapDMA(0x100000, m, 0, 4096, vfio.ProtReadWrite))
 			e.must(d.Close()) // with the mapping
-			cancel()
 			if err := m.Close(); err != nil {
 				t.Fatalf("turn %d: %v", i, err)
 			}

@@ -127,6 +127,9 @@ func do(h *host) (string, error) {
 			return "", fmt.Errorf("load %s %s: %w; the kernel's log may say why", m.File, m.Args, err)
 		}
 	}
+	if err := largePages(); err != nil {
+		return "", fmt.Errorf("large pages: %w", err)
+	}
 	if err := muteAMD(); err != nil {
 		return "", fmt.Errorf("turn off the interrupts of amd-iommu: %w", err)
 	}
@@ -174,6 +177,16 @@ func bind(bdf string) error {
 		return fmt.Errorf("it has the driver %s", filepath.Base(driver))
 	}
 	return nil
+}
+
+// largePages has the kernel take pages of 2 MiB for what is as large, but where a pool of them was asked for. The driver maps 2 MiB at a time for itself: of small pages, QEMU
+// would tell the card of 512 mappings, and then of their ends.
+func largePages() error {
+	pool, err := os.ReadFile("/proc/sys/vm/nr_hugepages")
+	if err != nil || strings.TrimSpace(string(pool)) != "0" {
+		return err
+	}
+	return write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "within_size")
 }
 
 // muteAMD turns off the interrupt of QEMU's amd-iommu. Its status register takes the two bits of the log of guests' interrupts

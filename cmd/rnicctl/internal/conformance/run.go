@@ -88,7 +88,7 @@ func one(ctx context.Context, o *Options, r *Recording) (s ScenarioReport, err e
 		s.Result, s.Why = Skip, lacks
 		return s, nil
 	}
-	s.Frames, err = replayOn(ctx, x, devs)
+	s.Frames, err = o.replayOn(ctx, x, devs)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil || errors.Is(err, driver.ErrDeviceGone):
@@ -124,12 +124,17 @@ func closeBoth(devs [2]*driver.Device) error {
 }
 
 func (o *Options) open(ctx context.Context, addr string) (*driver.Device, error) {
-	if o.Timeout != 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
-		defer cancel()
-	}
+	ctx, cancel := o.within(ctx)
+	defer cancel()
 	return driver.Open(ctx, addr, o.Open...)
+}
+
+// within gives the time for a card's answers.
+func (o *Options) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.Timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, o.Timeout)
 }
 
 // lacking says what a scenario needs and a card lacks, "" if nothing.
@@ -145,10 +150,12 @@ func lacking(needs []need, devs [2]*driver.Device) string {
 }
 
 // replayOn sets the cards up and plays.
-func replayOn(ctx context.Context, x *expectation, devs [2]*driver.Device) (int, error) {
+func (o *Options) replayOn(ctx context.Context, x *expectation, devs [2]*driver.Device) (int, error) {
 	var sides [2]*device
 	for at := range devs {
-		d, err := setUp(ctx, devs[at], x, side(at))
+		within, cancel := o.within(ctx)
+		d, err := setUp(within, devs[at], x, side(at))
+		cancel()
 		if err != nil {
 			return 0, err
 		}
