@@ -141,3 +141,19 @@ func TestResults(t *testing.T) {
 		}
 	}
 }
+
+// TestRXE: the figure is read from what perftest prints (ib_write_bw 4.5+0.17 with --report_gbits, in a guest).
+func TestRXE(t *testing.T) {
+	const printed = ` #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      1000             1.41               1.36   		   0.002594
+---------------------------------------------------------------------------------------
+`
+	if v, err := bandwidth(printed); err != nil || v != 0.17 {
+		t.Errorf("%v GB/s, %v; want 1.36 Gb/s, which are 0.17", v, err)
+	}
+	for _, other := range []string{"", "Couldn't connect to 127.0.0.1:18515\n", " 65536 5000 1 2 3\n", " 65536 1000 1.41 none 0.1\n"} {
+		if v, err := bandwidth(other); err == nil {
+			t.Errorf("%q is read as %v", other, v)
+		}
+	}
+}

@@ -53,7 +53,8 @@ func parts() []part {
 		part{[]string{"qps"}, measureQPs},
 		part{[]string{"register", "register-alloc"}, measureRegistration},
 		part{[]string{"verify-off", "verify-sample16"}, measureVerification},
-		part{[]string{"rxe", "rtl"}, elsewhere},
+		part{[]string{"rxe"}, measureRXE},
+		part{[]string{"rtl"}, elsewhere},
 	)
 }
 
@@ -65,8 +66,16 @@ func run(ctx context.Context, args []string, out, log io.Writer) int {
 	only := f.String("only", "", "measure these `rows` only, by name, with commas between")
 	check := f.Bool("check", false, "end with 1 where a floor is missed")
 	f.BoolVar(&b.quick, "quick", false, "a few rounds of each, to see that all of it works; the figures say little")
+	turns := f.Int("in-guest", 0, "what -only rxe runs in its guest, so many `times`")
 	if f.Parse(args) != nil || f.NArg() > 0 {
 		return 2
+	}
+	if *turns > 0 {
+		if err := inGuest(ctx, *turns, out); err != nil {
+			fmt.Fprintln(log, "bench:", err)
+			return 1
+		}
+		return 0
 	}
 	all := parts()
 	if *only != "" {

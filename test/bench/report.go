@@ -77,10 +77,7 @@ func (b *bench) add(name, figure, unit, better string, floor, aim, measured floa
 
 // elsewhere are the rows of docs/performance.md that other programs measure.
 func elsewhere(_ context.Context, b *bench) error {
-	at := func(v float64) *float64 { return &v }
 	b.rows = append(b.rows,
-		row{Name: "rxe", Figure: "soft cards against rdma_rxe over loopback in one guest", Unit: "ratio", Better: more, Floor: at(3), Aim: at(10), Result: notHere,
-			Note: "not measured here: it needs a guest with the kernel's rdma_rxe; see docs/performance.md"},
 		row{Name: "rtl", Figure: "gather engine in RTL, of the data path's width", Unit: "ratio", Better: more, Floor: at(0.98), Aim: at(1), Result: notHere,
 			Note: "not measured here: cycles are counted in simulation, by BenchmarkCycles of hw/rtl (`make rtl` builds what it needs)"})
 	return nil

@@ -32,17 +32,20 @@ func openEnd(t *testing.T, addr string) *end {
 	}
 	e := &end{t: t}
 	var err error
-	e.dev, err = driver.Open(t.Context(), addr, driver.WithStatusSocket(""))
+	// A busy host is slow to bring a card up.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	e.dev, err = driver.Open(ctx, addr, driver.WithStatusSocket(""))
 	must(err)
 	t.Cleanup(func() { _ = e.dev.Close() })
-	e.pd, err = e.dev.AllocPD(t.Context())
+	e.pd, err = e.dev.AllocPD(ctx)
 	must(err)
-	e.mr, err = e.pd.AllocMR(t.Context(), 1<<16, driver.LocalWrite|driver.RemoteWrite|driver.RemoteRead)
+	e.mr, err = e.pd.AllocMR(ctx, 1<<16, driver.LocalWrite|driver.RemoteWrite|driver.RemoteRead)
 	must(err)
-	e.cq, err = e.dev.CreateCQ(t.Context(), 256)
+	e.cq, err = e.dev.CreateCQ(ctx, 256)
 	must(err)
 	for i := range e.qp {
-		e.qp[i], err = e.pd.CreateQP(t.Context(), driver.QPInit{
+		e.qp[i], err = e.pd.CreateQP(ctx, driver.QPInit{
 			Type: driver.RC, SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: 64, MaxRecvWR: 16, MaxSendSGE: 4, MaxRecvSGE: 1,
 		})
 		must(err)
@@ -55,8 +58,10 @@ func openPair(t *testing.T) (a, b *end) {
 	t.Helper()
 	first, second := pair(t)
 	a, b = openEnd(t, first), openEnd(t, second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
 	for i := range a.qp {
-		if err := errors.Join(a.qp[i].Connect(t.Context(), b.qp[i].Endpoint()), b.qp[i].Connect(t.Context(), a.qp[i].Endpoint())); err != nil {
+		if err := errors.Join(a.qp[i].Connect(ctx, b.qp[i].Endpoint()), b.qp[i].Connect(ctx, a.qp[i].Endpoint())); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -170,7 +170,7 @@ func TestFaultsTraced(t *testing.T) {
 	})
 
 	// The same process has the other card refused a mapping, and reset.
-	d, err := vfio.Open(t.Context(), second)
+	d, err := opened(t, second)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,14 +34,19 @@ const prepareLimit = 20 * time.Minute
 type part struct {
 	name  string
 	build func(ctx context.Context, work, dest string) error
+	extra bool // not among all parts
 }
 
 var parts = []part{
-	{"qemu", buildQEMU},
-	{Kernel61, buildKernel61},
-	{Kernel612, buildKernel612},
-	{udevPart, buildUdev},
+	{name: "qemu", build: buildQEMU},
+	{name: Kernel61, build: buildKernel61},
+	{name: Kernel612, build: buildKernel612},
+	{name: udevPart, build: buildUdev},
+	{name: Perftest, build: buildPerftest, extra: true},
 }
+
+// Perftest is the part with bookworm's perftest and all that it needs, as a guest's root has it.
+const Perftest = "perftest"
 
 // manifest is a part's list of files, in its folder.
 type manifest struct {
@@ -51,8 +56,8 @@ type manifest struct {
 
 const manifestName = "manifest.json"
 
-// Prepare brings parts of the cache, all of them where none is named: "qemu", "6.1", "6.12", "udev". What is there and whole is
-// left as it is. say gets a line for each step.
+// Prepare brings parts of the cache, side by side: where none is named "qemu", "6.1", "6.12" and "udev". What is there and whole is
+// left as it is. say gets a line for each step, from several goroutines.
 func Prepare(ctx context.Context, say func(string), names ...string) error {
 	cache, err := cacheFolder()
 	if err != nil {
@@ -60,16 +65,27 @@ func Prepare(ctx context.Context, say func(string), names ...string) error {
 	}
 	if len(names) == 0 {
 		for _, p := range parts {
-			names = append(names, p.name)
+			if !p.extra {
+				names = append(names, p.name)
+			}
 		}
 	}
-	var all []error
-	for _, name := range names {
-		if _, err := prepare(ctx, cache, name, say); err != nil {
-			all = append(all, err)
-		}
+	all := make([]error, len(names))
+	var wait sync.WaitGroup
+	for i, name := range names {
+		wait.Go(func() { _, all[i] = prepare(ctx, cache, name, say) })
 	}
+	wait.Wait()
 	return errors.Join(all...)
+}
+
+// Part prepares a part and gives its folder, which is not to be changed.
+func Part(ctx context.Context, name string, say func(string)) (string, error) {
+	cache, err := cacheFolder()
+	if err != nil {
+		return "", err
+	}
+	return prepare(ctx, cache, name, say)
 }
 
 // prepared are the parts that this process has looked through.
@@ -292,4 +308,24 @@ func buildQEMU(ctx context.Context, work, dest string) error {
 		}
 	}
 	return vfioUserPCI(ctx, dest)
+}
+
+// buildPerftest unpacks perftest, the RDMA stack's own measure, with libraries and the provider for soft-RoCE.
+func buildPerftest(ctx context.Context, work, dest string) error {
+	a, err := debian.Open(ctx, filepath.Join(work, "apt"), "bookworm")
+	if err != nil {
+		return err
+	}
+	debs, err := a.Closure(ctx, "bookworm", "perftest", "ibverbs-providers")
+	if err != nil {
+		return err
+	}
+	keep := debian.Under("usr/bin/ib_write_bw", "usr/lib/x86_64-linux-gnu", "lib", "lib64", "etc/libibverbs.d")
+	for _, deb := range debs {
+		err := debian.Unpack(ctx, deb, dest, func(name string) bool { return keep(name) && !strings.Contains(name, "/gconv/") })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -18,7 +18,7 @@ import (
 func withPart(t *testing.T, build func(ctx context.Context, work, dest string) error) string {
 	t.Helper()
 	saved := parts
-	parts = []part{{"test", build}}
+	parts = []part{{name: "test", build: build}}
 	t.Cleanup(func() { parts = saved })
 	return t.TempDir()
 }

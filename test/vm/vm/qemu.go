@@ -42,7 +42,8 @@ const (
 // qemuArgs are QEMU's arguments for a guest whose sockets and files are in dir.
 func (c *Config) qemuArgs(dir, kernel string) []string {
 	// no_timer_check: on a busy host the emulated timer may come too late for the kernel's test of it, which then panics.
-	cmdline := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init", "no_timer_check"}
+	// tsc=reliable: there, too, it would take the time-stamp counter for unstable, and read a clock that is emulated as a device.
+	cmdline := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init", "no_timer_check", "tsc=reliable"}
 	// A vfio-user device maps the guest's memory: it is a file that both share.
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",

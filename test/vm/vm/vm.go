@@ -156,14 +156,10 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	qemu, err := prepare(ctx, cache, "qemu", c.Say)
-	if err != nil {
+	if err := Prepare(ctx, c.Say, "qemu", c.Kernel); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	kernel, err := prepare(ctx, cache, c.Kernel, c.Say)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
+	qemu, kernel := filepath.Join(cache, "qemu"), filepath.Join(cache, c.Kernel)
 	udev := ""
 	if c.Udev {
 		if udev, err = prepare(ctx, cache, udevPart, c.Say); err != nil {
