@@ -68,7 +68,8 @@ func (v *victim) unharmed() {
 	}
 }
 
-// FuzzWQE puts arbitrary bytes into both rings of a QP and rings its doorbells.
+// FuzzWQE puts arbitrary bytes into both rings of a QP and rings its doorbells. The rings have other bytes at
+// each read, where rq has a high byte: its bits change.
 func FuzzWQE(f *testing.F) {
 	ring := func(ws ...tWR) []byte {
 		var b []byte
@@ -82,6 +83,8 @@ func FuzzWQE(f *testing.F) {
 	f.Add(ring(tWR{op: hw.OpcodeAtomicCmpAndSwp, remote: 0x2000_0000, rkey: dstKey, sges: []hw.DataSegment{s}}, tWR{op: hw.OpcodeSend, isInline: true, inline: make([]byte, 900)}), uint16(17), uint16(1))
 	f.Add(bytes.Repeat([]byte{0xff}, 4096), uint16(64), uint16(8))
 	f.Add([]byte{}, uint16(65), uint16(9))
+	f.Add(ring(tWR{op: hw.OpcodeSend, sges: []hw.DataSegment{s}}, tWR{op: hw.OpcodeSend, sges: []hw.DataSegment{s}}), uint16(2), uint16(0x102))
+	f.Add(ring(tWR{op: hw.OpcodeRDMAWrite, remote: 0x2000_0000, rkey: dstKey, sges: []hw.DataSegment{s, s}}), uint16(1), uint16(0xff01))
 	v := newVictim(f)
 	f.Fuzz(func(t *testing.T, b []byte, sq, rq uint16) {
 		v.tb, v.pair.a.tb, v.pair.b.tb = t, t, t
@@ -89,6 +92,18 @@ func FuzzWQE(f *testing.F) {
 		for i := range 4 {
 			v.b.recv(v.dst.sge(uint32(i)*8192, 8192))
 		}
+		other := byte(rq >> 8)
+		rq &= 0xff
+		change := func(ring []byte, off uint64, n int) {
+			for i := off; i < min(off+uint64(n), uint64(len(ring))); i++ { // nothing where off is beyond it
+				ring[i] ^= other
+			}
+		}
+		v.pair.a.host.onRead = func(iova uint64, p []byte) {
+			change(v.a.sq, iova-v.a.ctx.SQIOVA, len(p))
+			change(v.a.rq, iova-v.a.ctx.RQIOVA, len(p))
+		}
+		defer func() { v.pair.a.host.onRead = nil }()
 		clear(v.a.sq)
 		copy(v.a.sq, b)
 		clear(v.a.rq)
