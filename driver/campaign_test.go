@@ -45,15 +45,18 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		go func() { _ = vfiouser.Serve(context.Background(), server, c.(*softcard.Card)) }()
+		go func() {
+			_ = vfiouser.Serve(context.Background(), server, c.(*softcard.Card), vfiouser.WithDMATimeout(time.Minute))
+		}()
 		return vfiouser.Client(ctx, client, "limited:"+rest)
 	})
 }
 
-// limited makes two cards of those limits on a wire, with a worker.
+// limited makes two cards of those limits on a wire, with a worker. DMA by message waits for as long as a
+// busy machine may stop this process.
 func limited(t testing.TB, lim softcard.Limits) (addrs [2]string) {
 	t.Helper()
-	w, err := softcard.NewWire(0)
+	w, err := softcard.NewWire(512)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"rnic/driver"
 	"rnic/hw"
 	"rnic/hw/roce"
+	"rnic/hw/softcard"
 )
 
 // poison is what is written over memory that was deregistered. No byte of payload that
@@ -102,7 +103,9 @@ func newRace(t *testing.T, opts ...driver.Option) *race {
 	t.Helper()
 	init := driver.QPInit{Type: driver.RC, MaxSendWR: 32, MaxRecvWR: 64, MaxSendSGE: 16, MaxRecvSGE: 1}
 	r := &race{t: t, refused: map[string]int{}}
-	r.a, r.b = hosted(t, init, "&slots=512", opts...)
+	addrs := limited(t, softcard.Limits{CompletionTimeout: 60_000_000})
+	r.a, r.b = newSide(t, addrs[0], 256, init, opts...), newSide(t, addrs[1], 256, init)
+	connect(t, r.a.qp, r.b.qp)
 	ctx := testCtx(t)
 	end := func(s *side) *raceEnd {
 		i := init
