@@ -29,6 +29,7 @@ func cards(t *testing.T, cfg vm.Config, tests string) vm.Config {
 // TestVM_Faults: the IOMMU is in the way and is right; a program that is killed and a function that is taken away in mid-traffic, by the guest
 // itself; reset and reopened; completions by interrupt.
 func TestVM_Faults(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, l leg) {
 		if l.cfg.IOMMU != "" {
 			t.Skip("the faults of Intel's IOMMU stand for those of the others, which log each 4 or 8 bytes by themselves")
@@ -39,6 +40,7 @@ func TestVM_Faults(t *testing.T) {
 
 // TestVM_Unplugged: QEMU's device_del takes a card from behind its root port in mid-traffic.
 func TestVM_Unplugged(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, l leg) {
 		l.cfg.RootPorts = true
 		err := taken(t, l.cfg, func(ctx context.Context, g *vm.Guest) error {

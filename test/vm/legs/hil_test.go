@@ -13,6 +13,7 @@ import (
 // back; it refuses one whose identity disagrees; of two runners one waits; a killed one's lease expires. They are tests of
 // test/hil itself. The gate has them in one guest, since each opening of a card takes its time there.
 func TestVM_HIL(t *testing.T) {
+	t.Parallel()
 	rnicctl, err := vm.Build(t.Context(), "./cmd/rnicctl")
 	if err != nil {
 		t.Fatal(err)

@@ -72,6 +72,7 @@ var complaint = regexp.MustCompile(`(?m)^.*(WARNING: CPU|BUG: |Oops|freeing inva
 // TestVM_VFIO: QEMU's edu is driven by vfio alone (identity, DMA both ways, MSI, unmap, errors), and two soft cards, whose
 // wire is on the host, pass what part 1 asks of them.
 func TestVM_VFIO(t *testing.T) {
+	t.Parallel()
 	tests, err := vm.BuildTest(t.Context(), "./test/vm/guest")
 	if err != nil {
 		t.Fatal(err)
@@ -96,6 +97,7 @@ var hugeMap = regexp.MustCompile(`(?m)^vfio_user_dma_map\s+iova 0x[0-9a-f]+ size
 
 // TestVM_HugePages: regions of 2 MiB pages are mapped by entries of 2 MiB.
 func TestVM_HugePages(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("RNIC_FULL") != "1" {
 		t.Skip("at full scale only (RNIC_FULL=1)")
 	}

@@ -13,6 +13,7 @@ import (
 // kernel limits; Debian's udevd and the rule for use without root;
 // and doctor where the IOMMU lacks something, and where it is off.
 func TestVM_Setup(t *testing.T) {
+	t.Parallel()
 	tests, err := vm.BuildTest(t.Context(), "./test/vm/guest")
 	if err != nil {
 		t.Fatal(err)
