@@ -25,10 +25,13 @@ func TestH03_CardThatStatesNonsense(t *testing.T) {
 		{"doorbell pages whose size wraps around", map[uint64]uint32{hw.RegIdentDoorbellPages: 1<<32 - 1, hw.RegIdentDoorbellStride: 1 << 31}},
 		{"doorbell pages of no size", map[uint64]uint32{hw.RegIdentDoorbellStride: 0}},
 		{"vectors without end", map[uint64]uint32{hw.RegIdentMSIXVectors: 1<<32 - 1}},
+		{"a flash of no size", map[uint64]uint32{hw.RegFlashSize: 0}},
+		{"slots without end", map[uint64]uint32{hw.RegFlashSlots: 1<<32 - 1}},
+		{"an image in a slot that is not there", map[uint64]uint32{hw.RegFlashStarted: 2}},
 		{"addresses of no bits", map[uint64]uint32{hw.RegIdentDMABits: 0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := newHarness(t, softcard.Config{})
+			h := newHarness(t, softcard.Config{Flash: softcard.NewFlash()})
 			for off, v := range c.regs {
 				h.set(off, v)
 			}
@@ -38,6 +41,11 @@ func TestH03_CardThatStatesNonsense(t *testing.T) {
 			}
 			if !errors.Is(err, driver.ErrInvalid) {
 				t.Errorf("%v", err)
+			}
+			if f, err := driver.OpenFlash(t.Context(), h.addr); err == nil {
+				f.Close()
+			} else if !errors.Is(err, driver.ErrInvalid) {
+				t.Errorf("flash: %v", err)
 			}
 		})
 	}
