@@ -4,7 +4,7 @@
 GO ?= go
 FUZZTIME ?= 5m
 
-.PHONY: build demo test test-full lint rtl bench fuzz mutants generate clean
+.PHONY: build demo test test-full lint rtl syn bench fuzz mutants generate clean
 
 ## build: bin/rnicctl and bin/rnicsim
 build:
@@ -29,6 +29,10 @@ lint:
 ## rtl: lint, build and simulate the gather engine in gateware; installs what it needs from Debian
 rtl:
 	$(GO) run ./test/rtl
+
+## syn: count the engine for UltraScale+, place and route it on an ECP5 to an image; installs yosys, brings the rest from Debian
+syn:
+	$(GO) run ./test/syn
 
 ## bench: the figures of docs/performance.md, against floors and aims; wants gcc
 bench:

@@ -37,7 +37,7 @@ var rooms = []room{
 	{"driver", []string{"queues", "vfio", "hw", "hw/mmio", "hw/gather", "hw/image"}},
 	{"cmd", []string{"driver", "vfio", "hw", "hw/roce", "hw/gather", "hw/image", "hw/softcard"}},
 	{"docs", []string{"driver", "vfio", "hw", "hw/softcard"}},
-	{"test", []string{"cmd", "driver", "queues", "vfio", "hw", "hw/mmio", "hw/roce", "hw/gather", "hw/softcard"}},
+	{"test", []string{"cmd", "driver", "queues", "vfio", "hw", "hw/mmio", "hw/roce", "hw/gather", "hw/image", "hw/softcard"}},
 }
 
 // roomOf gives the room that a package path under the module belongs to.
