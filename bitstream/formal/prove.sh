@@ -1,8 +1,10 @@
 #!/bin/sh
 # Bounded proofs by yosys' own SAT solver: prove.sh MODULE DEPTH [SED]. With SED, the module's source is changed by
-# that expression first: a mutant, which the proof must refuse. Prints a line and gives the seconds.
+# that expression first: a mutant, which the proof must refuse. Prints a line and gives the seconds. DEPTH is a number of steps, or two:
+# the gate's and, after a slash, that of RNIC_FULL=1.
 set -u
-module=$1 depth=$2 mutant=${3-}
+module=$1 depth=${2%/*} mutant=${3-}
+[ "${RNIC_FULL-}" = 1 ] && depth=${2#*/}
 cd "$(dirname "$0")" || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT

@@ -9,6 +9,7 @@ import (
 
 	"rnic/hw"
 	"rnic/hw/gather/oracle"
+	"rnic/hw/roce"
 )
 
 // differential is a run of the engine against hw/gather.
@@ -66,6 +67,9 @@ func (d *differential) message(s *scene, w *mirror, faulty bool) *message {
 		w.beyond = 1 + d.rng.Uint32N(5000)
 	}
 	m := randomMessage(d.rng, w.gather, s, faulty)
+	for m.trans == roce.UD && w.beyond != 0 { // it would be more than one packet
+		m = randomMessage(d.rng, w.gather, s, faulty)
+	}
 	if m.request.Inline == nil {
 		m.beyond = w.beyond
 	}

@@ -169,8 +169,14 @@ func randomMessage(rng *rand.Rand, w func(oracle.Request) oracle.Walk, s *scene,
 			r.Inline[i] = byte(rng.Uint32())
 		}
 	default:
+		total := uint32(0)
 		for range n {
-			r.Segments = append(r.Segments, s.segment(rng, most, fault))
+			g := s.segment(rng, most, fault)
+			if fill := r.MTU - total%r.MTU; rng.IntN(4) == 0 && fill <= g.Length {
+				g.Length = fill // it ends with its packet
+			}
+			total += g.Length
+			r.Segments = append(r.Segments, g)
 		}
 	}
 	if faulty && rng.IntN(20) == 0 {

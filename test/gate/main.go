@@ -55,7 +55,8 @@ var suites = []suite{
 	{name: "looking", command: test("./test/twoprocess")}, // the processes that it starts are without race all the same
 	{name: "process", command: test("-race", "-timeout", "60m", "./test/process")},
 	{name: "hil", command: test("-run", "^Test(Processes|HIL)_", "./test/hil")},
-	{name: "docs", command: test("./docs")}, // the commands of README and docs/getting-started.md
+	{name: "docs", command: test("./docs")},                                                       // the commands of README and docs/getting-started.md
+	{name: "rtl", command: []string{"go", "run", "./test/rtl", "-gate"}, limit: 15 * time.Minute}, // on a fresh machine it begins with installing Verilator and yosys
 	{name: "unit", command: test("-race", "-timeout", "60m", "-skip", "^Test(Processes|VM|HIL)_", "./..."), limit: 15 * time.Minute},
 	{name: "vm", command: test("-v", "-parallel", "2", "-timeout", "3h", "-run", "^TestVM_", "./test/vm/legs"), limit: 30 * time.Minute}, // on a fresh machine it begins with downloads
 	{name: "mutants", command: []string{"go", "run", "./test/mutants", "-gate"}, limit: 10 * time.Minute},

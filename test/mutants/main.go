@@ -195,7 +195,7 @@ func goTest(pkg string, names []string, overlay string, env ...string) ([]byte, 
 		args = append(args, "-overlay", overlay)
 	}
 	if pkg == rtlSim {
-		args, env = append(args, "-tags", "rtl"), append(env, "CGO_ENABLED=1")
+		args, env = append(args, "-tags", "rtl", "-timeout", "10m"), append([]string{"CGO_ENABLED=1", rtlLibrary}, env...)
 	}
 	cmd := exec.Command("go", append(args, pkg)...)
 	cmd.Env = append(os.Environ(), env...)

@@ -35,13 +35,13 @@ var rtlMutants = []mutant{
 	{rule: "RTL", what: "hw/gather: of several empty segments one is passed", file: segGo, pkg: rtlSim, test: "TestRTL_Differential",
 		old: "for c.Segment < len(segs) && c.Offset == segs[c.Segment].Length {", new: "if c.Segment < len(segs) && c.Offset == segs[c.Segment].Length {"},
 	{rule: "RTL", what: "engine: a segment that ends with its packet is not passed", file: transferSV, pkg: rtlSim, test: "TestRTL_Differential",
-		old: "j.words == 7'd0 || (segment_valid && !skips);", new: "j.words == 7'd0 || segment_valid;"},
+		old: "w.words == 7'd0 || (segment_valid && !skips);", new: "w.words == 7'd0 || segment_valid;"},
 	{rule: "RTL", what: "hw/gather: the domain is looked at before the tag", file: keyGo, pkg: rtlSim, test: "TestRTL_Differential",
 		old: "if k.Tag != TagOf(key) {", new: "if k.PD != who.PD {\n\t\treturn 0, hw.ReasonPD\n\t}\n\tif k.Tag != TagOf(key) {"},
 	{rule: "RTL", what: "hw/gather: a segment may wrap around", file: walkGo, pkg: rtlSim, test: "TestRTL_Differential",
 		old: "r == hw.ReasonNone && addr < s.Addr {", new: "r == hw.ReasonNone && addr < s.Addr && at.Offset == 0 {"},
 	{rule: "RTL", what: "hw/gather: an entry may be held that was used last", file: cacheGo, pkg: rtlSim, test: "TestRTL_Differential",
-		old: "\t\t\tc.clock++\n\t\t\tset[i].used = c.clock\n\t\t\tc.stats.Hits++", new: "\t\t\tc.stats.Hits++"},
+		old: "\t\t\tc.clock++\n\t\t\tl.used = c.clock\n\t\t\tc.stats.Hits++", new: "\t\t\tc.stats.Hits++"},
 	{rule: "RTL", what: "hw/gather: the AckReq interval begins a packet late", file: msgGo, pkg: rtlSim, test: "TestRTL_Differential",
 		old: "(packet+1)%every == 0", new: "packet != 0 && packet%every == 0"},
 	{rule: "RTL", what: "engine: the last byte of a region is outside", file: keycacheSV, pkg: rtlSim, test: "TestRTL_Differential",
@@ -83,19 +83,28 @@ func simulated(mutants []mutant, out io.Writer) ([]mutant, error) {
 		fmt.Fprintf(out, "%smutants of RTL: %s is missing; make rtl, as root, installs it\n", vm.Skipped, program)
 		return slices.DeleteFunc(slices.Clone(mutants), wants), nil
 	}
-	if _, err := os.Stat("bitstream/sim/build/librnicrtl.a"); err == nil {
-		return mutants, nil // make rtl's, or this one's
-	}
-	return mutants, archive("WIDTHS=128")
+	var err error
+	rtlLibrary, err = archive("bitstream/rtl", ".cache/rtl")
+	return mutants, err
 }
 
-// archive makes the library of the simulated engine.
-func archive(args ...string) error {
-	out, err := exec.Command("make", append([]string{"-s", fmt.Sprintf("-j%d", runtime.NumCPU()), "-C", "bitstream/sim", "archive"}, args...)...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("the engine is not built: %w\n%s", err, out)
+// rtlLibrary is the engine without a mutant, as environment.
+var rtlLibrary string
+
+// archive makes the library of the simulated engine, at one width, and gives the environment that links it. The linker takes the first
+// library that has what it wants, and go's environment comes first.
+func archive(sources, build string) (env string, err error) {
+	for _, p := range []*string{&sources, &build} {
+		if *p, err = filepath.Abs(*p); err != nil {
+			return "", err
+		}
 	}
-	return nil
+	out, err := exec.Command("make", "-s", fmt.Sprintf("-j%d", runtime.NumCPU()), "-C", "bitstream/sim", "archive", "WIDTHS=128",
+		"RTL="+sources, "BUILD="+build).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("the engine is not built: %w\n%s", err, out)
+	}
+	return "CGO_LDFLAGS=" + filepath.Join(build, "librnicrtl.a"), nil
 }
 
 // simulate builds an engine with the mutant that seed left in dir, and gives the environment that links it in the place of the other.
@@ -107,10 +116,6 @@ func (m *mutant) simulate(dir string) (env []string, err error) {
 	if err := os.Rename(filepath.Join(dir, filepath.Base(m.file)), filepath.Join(rtl, filepath.Base(m.file))); err != nil {
 		return nil, err
 	}
-	build := filepath.Join(dir, "build")
-	if err := archive("WIDTHS=128", "RTL="+rtl, "BUILD="+build); err != nil {
-		return nil, err
-	}
-	// The linker takes the first library that has what it wants, and go's environment comes first.
-	return []string{"CGO_LDFLAGS=" + filepath.Join(build, "librnicrtl.a")}, nil
+	library, err := archive(rtl, filepath.Join(dir, "build"))
+	return []string{library}, err
 }
