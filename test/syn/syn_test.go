@@ -60,7 +60,7 @@ func TestSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := regexp.MustCompile(`(?m)^RTL := (.*)$`).FindSubmatch(text)
+		m := regexp.MustCompile(`(?m)^MODULES := (.*)$`).FindSubmatch(text)
 		if m == nil || !slices.Equal(strings.Fields(string(m[1])), sources) {
 			t.Errorf("%s has other sources", file)
 		}
