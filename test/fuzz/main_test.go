@@ -20,6 +20,32 @@ func TestWhatTheFuzzerSays(t *testing.T) {
 	}
 }
 
+// TestHalts: an input that takes 10 s once, as on a busy machine, and passes when it is run again is no finding, and
+// leaves no file; the target goes on for the rest of its time.
+func TestHalts(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module x\n\ngo 1.24\n",
+		"x_test.go": "package x\n\nimport (\n\t\"os\"\n\t\"testing\"\n\t\"time\"\n)\n\n" +
+			"func FuzzBusy(f *testing.F) {\n\tf.Add([]byte{9})\n\tf.Fuzz(func(t *testing.T, b []byte) {\n" +
+			"\t\tif _, err := os.Stat(\"was\"); err != nil && len(b) != 1 {\n\t\t\t_ = os.WriteFile(\"was\", nil, 0o600)\n\t\t\ttime.Sleep(time.Minute)\n\t\t}\n\t})\n}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	if err := run(context.Background(), nil, 15e9, 1, false); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("was"); err != nil {
+		t.Fatal("no input took long: the test shows nothing")
+	}
+	if left, _ := filepath.Glob("testdata/fuzz/*/*"); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // TestFindsAndKeeps: of a module with a target that fails and one that does not, the one is
 // reported with the input that it failed by; both are reduced to what covers the most.
 func TestFindsAndKeeps(t *testing.T) {
