@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"rnic/hw"
+	"rnic/queues"
 )
 
 // PostSend queues a send work request and rings the doorbell: all or nothing.
@@ -62,6 +63,9 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 		}
 		before := segs
 		flags := hw.WQEFlag(wr.Flags)
+		if wr.Flags&^sendFlags != 0 {
+			return n, q.badFlags(wr.Flags)
+		}
 		inline := 0
 		if len(wr.Inline) == 0 {
 			if len(wr.SGEs) > q.init.MaxSendSGE {
@@ -80,10 +84,7 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 				flags |= hw.WQEFlagInline
 			}
 		}
-		if wr.Flags&^sendFlags != 0 {
-			return n, q.badFlags(wr.Flags)
-		}
-		blocks := uint32(segs*hw.WQESegment+hw.WQEBlock-1) / hw.WQEBlock
+		blocks := queues.Blocks(uint32(segs))
 		if q.sendNext-q.sendDone >= q.sendLimit || !sq.Fits(blocks) {
 			if !q.sendRoom(blocks) {
 				return n, q.fullSend
@@ -105,18 +106,19 @@ func (q *QP) send(wr *SendWR, more []SendWR) (n int, err error) {
 			}
 		}
 		if inline == 0 && len(wr.SGEs) <= fewSGEs {
-			at = sq.Data(at, wr.SGEs)
+			sq.Data(at, wr.SGEs)
 		} else {
-			at = q.long(at, wr)
+			q.long(at, wr)
 		}
-		index, blocks := sq.Commit(at)
+		index := sq.Commit(blocks)
 		r := &q.sends[index&q.sendMask]
 		r.wrid, r.number, r.index, r.blocks, r.op = wr.WRID, q.sendNext, index, uint8(blocks), wr.Opcode
 		q.sendNext++
-		if n++; n > len(more) {
-			return n, nil
+		if uint(n) >= uint(len(more)) {
+			return n + 1, nil
 		}
-		wr = &more[n-1]
+		wr = &more[n]
+		n++
 	}
 }
 
@@ -127,11 +129,12 @@ const fewSGEs = 8
 // slow down for all.
 //
 //go:noinline
-func (q *QP) long(at uint32, wr *SendWR) (next uint32) {
+func (q *QP) long(at uint32, wr *SendWR) {
 	if len(wr.Inline) > 0 {
-		return q.sq.Inline(at, wr.Inline)
+		q.sq.Inline(at, wr.Inline)
+		return
 	}
-	return q.sq.DataList(at, wr.SGEs)
+	q.sq.DataList(at, wr.SGEs)
 }
 
 // sendRoom looks up how many sends are complete, and whether one more fits.
@@ -250,7 +253,11 @@ const lookOn = 1 << 31
 // Its loop calls nothing, so that its variables stay in registers.
 func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
 	ring := c.q
-	status, fits := StatusSuccess, true
+	sends := uint32(0) // blocks of the send ring, if its completions come here
+	if c == q.init.SendCQ {
+		sends = q.sendMask + 1
+	}
+	fits := true
 	for n < len(wc) {
 		if e == nil {
 			if e = ring.At(n); e == nil {
@@ -261,14 +268,15 @@ func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
 				return n, index, next
 			}
 		}
-		index, status = e.WQEIndex, e.Status
+		index = e.WQEIndex
+		status := e.Status
 		flags := e.Flags
 		w := &wc[n]
 		*w = WC{} // then what a success has: it stores a third of the fields
 		if flags&hw.CQEFlagRecv == 0 {
 			takeOver(&q.posted)
 			r := &q.sends[index&q.sendMask]
-			if c != q.init.SendCQ || r.index != index || r.blocks == 0 || index-q.sqDone > q.sendMask {
+			if r.index != index || r.blocks == 0 || index-q.sqDone >= sends {
 				fits = false
 				break
 			}
@@ -298,23 +306,19 @@ func (q *QP) take(c *CQ, e *hw.CQE, wc []WC) (n int, index, next uint32) {
 		w.FaultSegment = -1
 		n++
 		if status != StatusSuccess {
-			break
+			w.fault(e, status)
+			ring.Take(n)
+			return n, index, lookOn
 		}
 		e = nil
 	}
-	switch {
-	case !fits:
+	if !fits {
 		c.bogus++
 		ring.Take(n + 1)
 		return n, index, lookOn
-	case status != StatusSuccess:
-		wc[n-1].fault(e, status)
-		next = lookOn
-	default:
-		next = 0
 	}
 	ring.Take(n)
-	return n, index, next
+	return n, index, 0
 }
 
 // fault fills in what only an error completion says.

@@ -18,13 +18,16 @@ type SGE struct {
 
 const segsPerBlock = hw.WQEBlock / hw.WQESegment
 
+// Blocks is the blocks of a WQE of so many segments.
+func Blocks(segments uint32) uint32 { return (segments + segsPerBlock - 1) / segsPerBlock }
+
 // SQ is a send queue: a ring of 64-byte blocks, in which a WQE takes 1 to 17
 // and may wrap at the ring's end.
 //
 // A WQE is built in order: Control, then what its opcode needs (Remote,
-// Atomic), then Data or Inline, then Commit. Each gives the place of the next
-// segment, and is given its own: a queue's field would be stored and loaded
-// between them. Room says beforehand whether it fits. Ring hands everything
+// Atomic), then Data or Inline, then Commit. Control, Remote and
+// Atomic give the place of the next segment: a queue's field would be stored and
+// loaded between them. Room says beforehand whether it fits. Ring hands everything
 // committed to the card.
 type SQ struct {
 	// The ring's 16-byte segments, as each kind of segment.
@@ -117,25 +120,22 @@ func (q *SQ) Atomic(at uint32, swapAdd, compare uint64) (next uint32) {
 
 // Data adds the data segments. It is compiled in place, for the few that most
 // requests have.
-func (q *SQ) Data(at uint32, sges []SGE) (next uint32) {
+func (q *SQ) Data(at uint32, sges []SGE) {
 	for i := range sges {
 		s, d := &sges[i], &q.data[at&q.mask] // a WQE may wrap at the ring's end
 		d.Addr, d.Length, d.LKey = s.Addr, s.Length, s.LKey
 		at++
 	}
-	return at
 }
 
 // DataList is Data for a long list: a third faster at 63 segments.
-func (q *SQ) DataList(at uint32, sges []SGE) (next uint32) {
-	next = at + uint32(len(sges))
+func (q *SQ) DataList(at uint32, sges []SGE) {
 	first := int(at & q.mask)
 	if room := len(q.data) - first; room < len(sges) { // the WQE wraps at the ring's end
 		put(q.data[first:], sges[:room])
 		sges, first = sges[room:], 0
 	}
 	put(q.data[first:], sges)
-	return next
 }
 
 func put(dst []hw.DataSegment, sges []SGE) {
@@ -149,7 +149,7 @@ func put(dst []hw.DataSegment, sges []SGE) {
 
 // Inline adds the payload itself (rule G3), the pieces of bufs one behind the
 // other, filled with zeros to whole segments.
-func (q *SQ) Inline(at uint32, bufs [][]byte) (next uint32) {
+func (q *SQ) Inline(at uint32, bufs [][]byte) {
 	size := uint32(len(q.ring))
 	off := at * hw.WQESegment
 	for _, b := range bufs {
@@ -162,16 +162,14 @@ func (q *SQ) Inline(at uint32, bufs [][]byte) (next uint32) {
 	for ; off%hw.WQESegment != 0; off++ {
 		q.ring[off&(size-1)] = 0
 	}
-	return off / hw.WQESegment
 }
 
-// Commit ends the WQE before the segment at next and gives its index (the absolute
-// number of its first block) and its blocks. The card does not look at it before Ring.
-func (q *SQ) Commit(next uint32) (index, blocks uint32) {
+// Commit ends the WQE, of so many blocks, and gives its index, the absolute number of
+// its first block. The card does not look at it before Ring.
+func (q *SQ) Commit(blocks uint32) (index uint32) {
 	index = q.producer
-	blocks = (next - index*segsPerBlock + segsPerBlock - 1) / segsPerBlock
 	q.producer = index + blocks
-	return index, blocks
+	return index
 }
 
 // Copy copies so many blocks of the ring from the absolute block index on: a WQE

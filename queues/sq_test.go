@@ -13,24 +13,24 @@ func TestSendBytes(t *testing.T) {
 
 	// SEND with immediate, signaled and solicited, of two segments.
 	at := q.Control(hw.OpcodeSendWithImm, hw.WQEFlagSignaled|hw.WQEFlagSolicited, 3, 0x11223344, 0)
-	at = q.Data(at, []SGE{{Addr: 0x1122334455667788, Length: 0x400, LKey: 0x8000112}, {Addr: 0x2000, Length: 5, LKey: 0x301}})
-	if i, n := q.Commit(at); i != 0 || n != 1 {
-		t.Fatalf("first WQE: index %d, blocks %d", i, n)
+	q.Data(at, []SGE{{Addr: 0x1122334455667788, Length: 0x400, LKey: 0x8000112}, {Addr: 0x2000, Length: 5, LKey: 0x301}})
+	if i := q.Commit(Blocks(3)); i != 0 || q.Producer() != 1 {
+		t.Fatalf("first WQE: index %d, then %d", i, q.Producer())
 	}
 	// RDMA WRITE with a fence, of one segment.
 	at = q.Control(hw.OpcodeRDMAWrite, hw.WQEFlagFence, 3, 0, 0)
 	at = q.Remote(at, 0xdeadbeef00000010, 0xcafe01)
-	at = q.Data(at, []SGE{{Addr: 0x3000, Length: 0x80000000, LKey: 0x302}})
-	if i, n := q.Commit(at); i != 1 || n != 1 {
-		t.Fatalf("second WQE: index %d, blocks %d", i, n)
+	q.Data(at, []SGE{{Addr: 0x3000, Length: 0x80000000, LKey: 0x302}})
+	if i := q.Commit(Blocks(3)); i != 1 || q.Producer() != 2 {
+		t.Fatalf("second WQE: index %d, then %d", i, q.Producer())
 	}
 	// Compare and swap: four segments, a full block.
 	at = q.Control(hw.OpcodeAtomicCmpAndSwp, hw.WQEFlagSignaled, 4, 0, 0)
 	at = q.Remote(at, 0x40, 0x501)
 	at = q.Atomic(at, 0x0102030405060708, 0x1112131415161718)
-	at = q.Data(at, []SGE{{Addr: 0x4000, Length: 8, LKey: 0x303}})
-	if i, n := q.Commit(at); i != 2 || n != 1 {
-		t.Fatalf("third WQE: index %d, blocks %d", i, n)
+	q.Data(at, []SGE{{Addr: 0x4000, Length: 8, LKey: 0x303}})
+	if i := q.Commit(Blocks(4)); i != 2 || q.Producer() != 3 {
+		t.Fatalf("third WQE: index %d, then %d", i, q.Producer())
 	}
 	want := hexBytes(t, `
 		03 03 03 00  44332211  00000000  0000 0000
@@ -77,16 +77,16 @@ func TestSend63Segments(t *testing.T) {
 	}
 	q, ring, _ := newSQ(t, 64)
 	at := q.Control(hw.OpcodeSend, 0, 64, 0, 0)
-	at = q.Data(at, sges)
-	if i, n := q.Commit(at); i != 0 || n != 16 {
-		t.Fatalf("SEND: index %d, blocks %d, want 0, 16", i, n)
+	q.Data(at, sges)
+	if i := q.Commit(Blocks(64)); i != 0 || q.Producer() != 16 {
+		t.Fatalf("SEND: index %d, then %d, want 0, 16", i, q.Producer())
 	}
 	check(ring, 16)
 	at = q.Control(hw.OpcodeRDMAWrite, 0, 65, 0, 0)
 	at = q.Remote(at, 1, 2)
-	at = q.Data(at, sges)
-	if i, n := q.Commit(at); i != 16 || n != 17 {
-		t.Fatalf("WRITE: index %d, blocks %d, want 16, 17", i, n)
+	q.Data(at, sges)
+	if i := q.Commit(Blocks(65)); i != 16 || q.Producer() != 33 {
+		t.Fatalf("WRITE: index %d, then %d, want 16, 33", i, q.Producer())
 	}
 	check(ring, 16*64+32)
 	if ring[16*64+2] != 65 {
@@ -114,10 +114,10 @@ func TestSendWrap(t *testing.T) {
 		q.consumer = q.producer
 		q.seen = q.producer
 		at := q.Control(hw.OpcodeSend, 0, 21, 0, 0)
-		at = q.Data(at, sges)
-		index, blocks := q.Commit(at)
-		if index != 1<<32-32+start || blocks != 6 {
-			t.Fatalf("start %d: index %#x blocks %d", start, index, blocks)
+		q.Data(at, sges)
+		index := q.Commit(Blocks(21))
+		if index != 1<<32-32+start || q.Producer() != index+6 {
+			t.Fatalf("start %d: index %#x, then %#x", start, index, q.Producer())
 		}
 		q.Ring()
 		if *word != index+6 {
@@ -139,9 +139,9 @@ func TestSendWrap(t *testing.T) {
 		}
 		q.producer = start
 		at = q.Control(hw.OpcodeSend, hw.WQEFlagInline, 20, 0, 300)
-		at = q.Inline(at, [][]byte{payload[:1], nil, payload[1:222], payload[222:]})
-		if i, n := q.Commit(at); i != start || n != 5 {
-			t.Fatalf("start %d: inline index %d blocks %d", start, i, n)
+		q.Inline(at, [][]byte{payload[:1], nil, payload[1:222], payload[222:]})
+		if i := q.Commit(Blocks(20)); i != start || q.Producer() != start+5 {
+			t.Fatalf("start %d: inline index %d, then %d", start, i, q.Producer())
 		}
 		want = bytes.Repeat([]byte{0xee}, len(ring))
 		put(0, 2, 8, 20, 0, 0, 0, 0, 0, byte(start), 0, 0, 0, 0x2c, 1, 0, 0)
@@ -167,9 +167,9 @@ func TestInlineExact(t *testing.T) {
 		ring[i] = 0xee
 	}
 	at := q.Control(hw.OpcodeSend, hw.WQEFlagInline, 61, 0, 960)
-	at = q.Inline(at, [][]byte{payload})
-	if _, n := q.Commit(at); n != 16 {
-		t.Fatalf("%d blocks, want 16 (976 bytes)", n)
+	q.Inline(at, [][]byte{payload})
+	if q.Commit(Blocks(61)); q.Producer() != 16 {
+		t.Fatalf("%d blocks, want 16 (976 bytes)", q.Producer())
 	}
 	if !bytes.Equal(ring[16:976], payload) || ring[976] != 0xee {
 		t.Fatalf("payload:\n%s", hex.Dump(ring[960:992]))
@@ -186,14 +186,14 @@ func TestSendFull(t *testing.T) {
 			if !q.Room(1) {
 				t.Fatalf("base %#x: no room at %d", base, q.producer-base)
 			}
-			at := q.Control(hw.OpcodeSend, 0, 1, 0, 0)
-			q.Commit(at)
+			q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+			q.Commit(1)
 		}
 		if q.Room(2) || !q.Room(1) { // full minus one
 			t.Fatalf("base %#x: room for 2: %v, for 1: %v", base, q.Room(2), q.Room(1))
 		}
-		at := q.Control(hw.OpcodeSend, 0, 1, 0, 0)
-		q.Commit(at)
+		q.Control(hw.OpcodeSend, 0, 1, 0, 0)
+		q.Commit(1)
 		if q.Room(1) {
 			t.Fatalf("base %#x: room in a full ring", base)
 		}

@@ -70,19 +70,20 @@ func barePost(q *queues.SQ, sges []queues.SGE, inline [][]byte) bool {
 		segs += (n + hw.WQESegment - 1) / hw.WQESegment
 		flags |= hw.WQEFlagInline
 	}
-	if !q.Room(uint32(segs+3) / 4) {
+	blocks := queues.Blocks(uint32(segs))
+	if !q.Room(blocks) {
 		return false
 	}
 	at := q.Control(hw.OpcodeSend, flags, uint8(segs), 0, uint16(n))
 	switch {
 	case inline != nil:
-		at = q.Inline(at, inline)
+		q.Inline(at, inline)
 	case len(sges) > 8:
-		at = q.DataList(at, sges)
+		q.DataList(at, sges)
 	default:
-		at = q.Data(at, sges)
+		q.Data(at, sges)
 	}
-	q.Commit(at)
+	q.Commit(blocks)
 	return true
 }
 

@@ -71,7 +71,7 @@ struct domain { volatile uint32_t *sleep; void (*kick)(void); };
 
 struct sq {
 	uint8_t *ring;
-	uint32_t blocks, mask, producer, seen, at; // mask and at in segments
+	uint32_t blocks, mask, producer, seen; // mask in segments
 	volatile uint32_t *word;
 	struct domain *domain;
 	char pad[64];
@@ -94,32 +94,32 @@ inlined bool sq_room(struct sq *q, uint32_t blocks)
 	return q->producer + blocks - q->seen <= q->blocks;
 }
 
-inlined void sq_control(struct sq *q, uint8_t op, uint8_t flags, uint8_t segments, uint32_t imm, uint16_t inl)
+// Those that begin a WQE give the place of the next segment.
+inlined uint32_t sq_control(struct sq *q, uint8_t op, uint8_t flags, uint8_t segments, uint32_t imm, uint16_t inl)
 {
 	uint32_t at = q->producer * (BLOCK / SEGMENT);
 	*(struct control *)seg(q, at) = (struct control){op, flags, segments, 0, imm, q->producer, inl, 0};
-	q->at = at + 1;
+	return at + 1;
 }
 
-inlined void sq_remote(struct sq *q, uint64_t addr, uint32_t rkey)
+inlined uint32_t sq_remote(struct sq *q, uint32_t at, uint64_t addr, uint32_t rkey)
 {
-	*(struct remote *)seg(q, q->at) = (struct remote){addr, rkey, 0};
-	q->at++;
+	*(struct remote *)seg(q, at) = (struct remote){addr, rkey, 0};
+	return at + 1;
 }
 
-inlined void sq_atomic(struct sq *q, uint64_t swap_add, uint64_t compare)
+inlined uint32_t sq_atomic(struct sq *q, uint32_t at, uint64_t swap_add, uint64_t compare)
 {
-	*(struct atomic_seg *)seg(q, q->at) = (struct atomic_seg){swap_add, compare};
-	q->at++;
+	*(struct atomic_seg *)seg(q, at) = (struct atomic_seg){swap_add, compare};
+	return at + 1;
 }
 
 struct sge { uint64_t addr; uint32_t length, lkey; };
 
-inlined void sq_data(struct sq *q, const struct sge *s, uint32_t n)
+inlined void sq_data(struct sq *q, uint32_t at, const struct sge *s, uint32_t n)
 {
-	uint32_t at = q->at & q->mask, room = q->mask + 1 - at;
-	struct data *d = (struct data *)q->ring + at;
-	q->at += n;
+	uint32_t first = at & q->mask, room = q->mask + 1 - first;
+	struct data *d = (struct data *)q->ring + first;
 	if (unlikely(room < n)) {
 		for (uint32_t i = 0; i < room; i++)
 			d[i] = (struct data){s[i].addr, s[i].length, s[i].lkey};
@@ -133,9 +133,9 @@ inlined void sq_data(struct sq *q, const struct sge *s, uint32_t n)
 
 struct buf { const void *base; size_t len; };
 
-inlined void sq_inline(struct sq *q, const struct buf *b, size_t n)
+inlined void sq_inline(struct sq *q, uint32_t place, const struct buf *b, size_t n)
 {
-	size_t size = (size_t)(q->mask + 1) * SEGMENT, off = (size_t)q->at * SEGMENT;
+	size_t size = (size_t)(q->mask + 1) * SEGMENT, off = (size_t)place * SEGMENT;
 	for (size_t i = 0; i < n; i++) {
 		size_t at = off & (size - 1), first = b[i].len < size - at ? b[i].len : size - at;
 		memcpy(q->ring + at, b[i].base, first);
@@ -145,15 +145,13 @@ inlined void sq_inline(struct sq *q, const struct buf *b, size_t n)
 	}
 	for (; off % SEGMENT; off++)
 		q->ring[off & (size - 1)] = 0;
-	q->at = (uint32_t)(off / SEGMENT);
 }
 
-inlined uint32_t sq_commit(struct sq *q, uint32_t *index)
+inlined uint32_t sq_commit(struct sq *q, uint32_t blocks)
 {
-	uint32_t blocks = (q->at - q->producer * (BLOCK / SEGMENT) + (BLOCK / SEGMENT) - 1) / (BLOCK / SEGMENT);
-	*index = q->producer;
-	q->producer += blocks;
-	return blocks;
+	uint32_t index = q->producer;
+	q->producer = index + blocks;
+	return index;
 }
 
 inlined void sq_ring(struct sq *q)
@@ -286,6 +284,8 @@ inlined int send_one(struct qp *q, const struct send_wr *wr)
 		return EOPCODE;
 	}
 	uint8_t flags = wr->flags;
+	if (unlikely(flags & ~(F_SIGNALED | F_SOLICITED | F_FENCE)))
+		return EINVAL_;
 	size_t inl = 0;
 	if (!wr->num_inline) {
 		if (unlikely(wr->num_sge > q->max_send_sge))
@@ -301,33 +301,31 @@ inlined int send_one(struct qp *q, const struct send_wr *wr)
 			flags |= F_INLINE;
 		}
 	}
-	if (unlikely(wr->flags & ~(F_SIGNALED | F_SOLICITED | F_FENCE)))
-		return EINVAL_;
-	uint32_t blocks = (segs * SEGMENT + BLOCK - 1) / BLOCK;
+	uint32_t blocks = (segs + 3) / (BLOCK / SEGMENT);
 	if (q->send_next - q->send_done >= q->send_limit || !sq_room(&q->sq, blocks))
 		if (unlikely(!send_room(q, blocks)))
 			return EAGAIN_;
 	struct sq *sq = &q->sq;
 	uint32_t imm = wr->opcode == OP_SEND_IMM || wr->opcode == OP_WRITE_IMM ? wr->imm : 0;
-	sq_control(sq, wr->opcode, flags, segs, imm, inl);
+	uint32_t at = sq_control(sq, wr->opcode, flags, segs, imm, inl);
 	switch (wr->opcode) {
 	case OP_WRITE: case OP_WRITE_IMM: case OP_READ:
-		sq_remote(sq, wr->remote.addr, wr->remote.rkey);
+		at = sq_remote(sq, at, wr->remote.addr, wr->remote.rkey);
 		break;
 	case OP_CMP_SWAP:
-		sq_remote(sq, wr->remote.addr, wr->remote.rkey);
-		sq_atomic(sq, wr->swap, wr->compare_add);
+		at = sq_remote(sq, at, wr->remote.addr, wr->remote.rkey);
+		at = sq_atomic(sq, at, wr->swap, wr->compare_add);
 		break;
 	case OP_FETCH_ADD:
-		sq_remote(sq, wr->remote.addr, wr->remote.rkey);
-		sq_atomic(sq, wr->compare_add, 0);
+		at = sq_remote(sq, at, wr->remote.addr, wr->remote.rkey);
+		at = sq_atomic(sq, at, wr->compare_add, 0);
 	}
 	if (inl)
-		sq_inline(sq, wr->inl, wr->num_inline);
+		sq_inline(sq, at, wr->inl, wr->num_inline);
 	else
-		sq_data(sq, wr->sges, wr->num_sge);
-	uint32_t index, n = sq_commit(sq, &index);
-	q->sends[index & q->send_mask] = (struct send_record){wr->wr_id, q->send_next, index, n, wr->opcode};
+		sq_data(sq, at, wr->sges, wr->num_sge);
+	uint32_t index = sq_commit(sq, blocks);
+	q->sends[index & q->send_mask] = (struct send_record){wr->wr_id, q->send_next, index, blocks, wr->opcode};
 	q->send_next++;
 	return 0;
 }
@@ -368,14 +366,18 @@ static apart void fault(struct wc *wc, struct cqe *e, uint8_t status)
 		wc->fault_segment = segment;
 }
 
-inlined bool complete(struct qp *q, struct cq *c, struct cqe *e, struct wc *wc)
+// The blocks of the send ring, if its completions come to c.
+inlined uint32_t blocks_of(struct qp *q, struct cq *c) { return q && c == q->send_cq ? q->sq.blocks : 0; }
+
+// sends is blocks_of(q, c).
+inlined bool complete(struct qp *q, struct cq *c, uint32_t sends, struct cqe *e, struct wc *wc)
 {
 	uint8_t flags = e->flags, status = e->status;
 	uint32_t index = e->wqe_index;
 	*wc = (struct wc){0};
 	if (!(flags & CQE_RECV)) {
 		struct send_record *r = &q->sends[index & q->send_mask];
-		if (c != q->send_cq || r->index != index || !r->blocks || index - q->sq_done >= q->sq.blocks)
+		if (r->index != index || !r->blocks || index - q->sq_done >= sends)
 			return false;
 		wc->wr_id = r->wr_id;
 		wc->opcode = r->op;
@@ -418,6 +420,7 @@ apart int poll_cq(struct cq *c, int most, struct wc *wc, int *err)
 	*err = 0;
 	lock(&c->lock);
 	struct qp *qp = c->last;
+	uint32_t sends = blocks_of(qp, c);
 	if (unlikely(c->closed))
 		goto out;
 	while (n < most) {
@@ -435,8 +438,9 @@ apart int poll_cq(struct cq *c, int most, struct wc *wc, int *err)
 				qp = NULL;
 				continue;
 			}
+			sends = blocks_of(qp, c);
 		}
-		if (complete(qp, c, e, &wc[n]))
+		if (complete(qp, c, sends, e, &wc[n]))
 			n++;
 		else
 			c->bogus++;
@@ -566,15 +570,15 @@ static struct send_wr request(uint64_t id)
 
 apart bool bare_post(struct sq *q, const struct sge *s, uint32_t n, const struct buf *b)
 {
-	uint32_t segs = 1 + (b ? (uint32_t)(b->len + SEGMENT - 1) / SEGMENT : n), index;
-	if (!sq_room(q, (segs + 3) / 4))
+	uint32_t segs = 1 + (b ? (uint32_t)(b->len + SEGMENT - 1) / SEGMENT : n), blocks = (segs + 3) / (BLOCK / SEGMENT);
+	if (!sq_room(q, blocks))
 		return false;
-	sq_control(q, OP_SEND, b ? F_SIGNALED | F_INLINE : F_SIGNALED, segs, 0, b ? b->len : 0);
+	uint32_t at = sq_control(q, OP_SEND, b ? F_SIGNALED | F_INLINE : F_SIGNALED, segs, 0, b ? b->len : 0);
 	if (b)
-		sq_inline(q, b, 1);
+		sq_inline(q, at, b, 1);
 	else
-		sq_data(q, s, n);
-	sq_commit(q, &index);
+		sq_data(q, at, s, n);
+	sq_commit(q, blocks);
 	return true;
 }
 
