@@ -39,10 +39,10 @@ func (a *answer) isACK() bool {
 // answerQueue holds the answers that could not leave at once, in order: READ
 // responses, and what came after one of them.
 type answerQueue struct {
-	list []answer // a ring of a power of two
-	head uint32
 	n    uint32
-	read uint32 // READs among them
+	head uint32
+	read uint32   // READs among them
+	list []answer // a ring of a power of two
 }
 
 const maxAnswers = 1024

@@ -52,36 +52,49 @@ func (b *bell) rung() bool {
 	return mmio.Load32(b.sq) != b.sqSeen || b.rq != nil && mmio.Load32(b.rq) != b.rqSeen
 }
 
-// A look costs a load from another page for each QP. So a Step that has something to do anyway
-// looks at a part of the words, and the next one goes on from there: in at most bellParts Steps
-// each has been looked at.
+// A look costs a load from another page for each QP, of a line that the driver's CPU may hold. So a
+// Step that has something to do anyway looks at a part of the words, and the next one goes on from
+// there: in at most bellParts Steps each has been looked at. And words are loaded so many at a time
+// before one is compared: no load then waits for what another leads to.
 const (
 	bellParts  = 8
 	leastBells = 64
+	bellBatch  = 16
 )
 
-// pollDoorbells takes over what the words say and wakes the QPs that it is news to.
+// pollDoorbells takes over what the words say and wakes the QPs that it is news to. It looks at
+// all of them, or at the next part.
 func (c *Card) pollDoorbells(all bool) (worked bool) {
 	s := &c.qps
 	n := len(s.bells)
 	if !all {
 		n = min(n, max(leastBells, (n+bellParts-1)/bellParts))
 	}
-	for ; n > 0; n-- {
-		if s.bell++; s.bell >= len(s.bells) {
+	var said [bellBatch]uint32
+	for n > 0 {
+		if s.bell >= len(s.bells) {
 			s.bell = 0
 		}
-		b := &s.bells[s.bell]
-		if !b.rung() {
-			continue
+		batch := s.bells[s.bell:][:min(n, bellBatch, len(s.bells)-s.bell)]
+		for i := range batch {
+			said[i] = mmio.Load32(batch[i].sq)
 		}
-		worked = true
-		q := b.q
-		c.sendPosted(q, c.dbLoad(q.ctx.SQDoorbell))
-		if q.ctx.State == hw.QPStateErr {
-			c.recvPosted(q, c.dbLoad(q.ctx.RQDoorbell))
+		mmio.FromDevice() // the words before what they tell of
+		for i := range batch {
+			b := &batch[i] // it stays there: no QP is made or destroyed here, nor leaves RTS but for ERR
+			if said[i] == b.sqSeen && (b.rq == nil || mmio.Load32(b.rq) == b.rqSeen) {
+				continue
+			}
+			worked = true
+			q := b.q
+			c.sendPosted(q, said[i])
+			if q.ctx.State == hw.QPStateErr {
+				c.recvPosted(q, c.dbLoad(q.ctx.RQDoorbell))
+			}
+			c.watch(q)
 		}
-		c.watch(q)
+		s.bell += len(batch)
+		n -= len(batch)
 	}
 	return worked
 }

@@ -13,7 +13,7 @@ type qpState struct {
 	table  qpTable
 	live   []*qp     // all of them
 	bells  []bell    // the doorbells that are watched
-	bell   int       // the one that was looked at last
+	bell   int       // the next one to look at
 	ready  readyList // those with a turn coming
 	timers timerHeap // those that wait for a time
 	rates  []rateLimit
@@ -54,17 +54,15 @@ func (t *qpTable) put(qpn uint32, q *qp) {
 
 // qp is a queue pair: its context, and the state of its requester and responder.
 type qp struct {
-	// What every packet needs stands at the front, side by side: of a thousand QPs it is
-	// what the caches can hold.
-	number         uint32
-	mtu            uint32
-	ctx            hw.QPContext // the attributes; the QUERY fields are filled in by context
+	// What every packet needs stands side by side, in groups of the caches' lines of 64 bytes: of
+	// a thousand QPs it is all that the caches can hold.
+	flow        roce.Flow // what its frames have in common
+	number, mtu uint32
+
+	sqMask, rqMask uint32 // ring sizes - 1
+	sqSeen, rqSeen uint32 // producer indices as they were last looked at
 	sendCQ, recvCQ *cq
 	peer           uint64 // MAC of the next hop (macNumber)
-	pkey           uint16
-	flow           roce.Flow // what its frames have in common
-	sqMask, rqMask uint32    // ring sizes - 1
-	sqSeen, rqSeen uint32    // producer indices as they were last looked at
 
 	// Schedule.
 	next      *qp
@@ -85,13 +83,8 @@ type qp struct {
 	heapIndex int // place in the heap + 1
 
 	answers answerQueue
-	stats   hw.QPStats
-	send    requester
-	recv    responder
-
-	host hostPacket
-	bell int         // place in the table of bells + 1
-	path roce.Header // what flow was made of
+	pkey    uint16
+	bell    int // place in the table of bells + 1
 
 	errReason  hw.Reason
 	errSegment uint8
@@ -99,6 +92,14 @@ type qp struct {
 
 	unread     bool   // the send ring could not be read to flush it,
 	unreadFrom uint32 // from this block on
+
+	host hostPacket
+
+	stats hw.QPStats
+	ctx   hw.QPContext // the attributes; the QUERY fields are filled in by context
+	send  requester
+	recv  responder
+	path  roce.Header // what flow was made of
 }
 
 const (

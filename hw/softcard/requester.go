@@ -48,16 +48,15 @@ type requester struct {
 	ops             []sendOp // a ring of a power of two
 	head, cur, tail uint32
 	fetched         uint32 // first block not fetched
-	failed          bool   // a work request failed; none is started after it
-	fail            failure
 
 	una, psn, max uint32
 	asked         uint32 // last PSN that was sent with AckReq, valid with asking
 	asking        bool
-	reads         uint32 // READs and atomics in flight
+	failed        bool   // a work request failed (fail); none is started after it
+	implied       bool   // a response was missed and is asked for again
 	retries       uint8  // left without progress
-	rnrRetries    uint8
-	implied       bool // a response was missed and is asked for again
+	rnrRetries    uint8  // likewise
+	reads         uint32 // READs and atomics in flight
 
 	// The message being sent.
 	wqe    *wqe // that of cur, nil where it is not loaded
@@ -69,6 +68,8 @@ type requester struct {
 	sinkLoaded bool
 	sinkAt     gather.Cursor
 	sinkSegs   []gather.Segment
+
+	fail failure
 }
 
 func (s *requester) op(n uint32) *sendOp { return &s.ops[n&uint32(len(s.ops)-1)] }
@@ -78,8 +79,12 @@ func (s *requester) op(n uint32) *sendOp { return &s.ops[n&uint32(len(s.ops)-1)]
 // costs the card little.
 const firstOps = 16
 
-// next is the place of the next work request, which is counted.
+// next is the place of the next work request, which is counted. With none in flight the count begins
+// anew: a QP that has one at a time then has it always in the same place.
 func (s *requester) next() *sendOp {
+	if s.head == s.tail {
+		s.head, s.cur, s.tail = 0, 0, 0
+	}
 	if s.tail-s.head == uint32(len(s.ops)) {
 		grown := make([]sendOp, 2*len(s.ops))
 		for n := s.head; n != s.tail; n++ {

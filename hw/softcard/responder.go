@@ -24,14 +24,13 @@ type responder struct {
 	head uint32 // receives consumed
 
 	in     message
+	nakked bool     // a sequence NAK was sent; the expected PSN has not come since
+	rnr    bool     // an RNR NAK was sent; likewise
+	dead   bool     // a NAK that ends the connection is on its way
 	wqe    *recvWQE // of the SEND under way
 	target [1]gather.Segment
 	at     gather.Cursor // in target, of the WRITE under way
 	length uint32        // of the WRITE
-
-	nakked bool // a sequence NAK was sent; the expected PSN has not come since
-	rnr    bool // an RNR NAK was sent; likewise
-	dead   bool // a NAK that ends the connection is on its way
 
 	reads uint32        // READs executed, for the trace
 	saved []savedAtomic // results of the last atomics, for duplicates
