@@ -40,10 +40,10 @@ func fuzz(ctx context.Context, root string, t *target, each time.Duration, show 
 			err = context.Cause(ctx)
 		}
 		all.execs, all.interesting = all.execs+s.execs, all.interesting+s.interesting
-		if err == nil || !strings.Contains(log, hung) || !t.passes(ctx, log) {
+		if err == nil || !stopped.MatchString(log) || !t.passes(ctx, log) {
 			break
 		}
-		// The fuzzer ends an input after 10 s, whatever they went by in: on a busy machine, in waiting. It takes less now.
+		// Those seconds went by in waiting: the machine is busy.
 		halts, err = halts+1, nil
 	}
 	show.done(t)
@@ -53,7 +53,7 @@ func fuzz(ctx context.Context, root string, t *target, each time.Duration, show 
 	}
 	line = fmt.Sprintf("%s  %-56s %6.0f s %10d executions %6d new interesting", result, t, time.Since(began).Seconds(), all.execs, all.interesting)
 	if halts > 0 {
-		line += fmt.Sprintf("  (%d times an input took the fuzzer's 10 s, and passed when it was run again)", halts)
+		line += fmt.Sprintf("  (%d times the fuzzer waited for its worker in vain; the input passed when it was run again)", halts)
 	}
 	if err != nil {
 		line += fmt.Sprintf("\n%v\n%s", err, log)
@@ -64,8 +64,9 @@ func fuzz(ctx context.Context, root string, t *target, each time.Duration, show 
 	return line, err
 }
 
-// hung is what the fuzzer says where its worker has ended by itself, which it does after 10 s with one input.
-const hung = "fuzzing process hung or terminated unexpectedly"
+// stopped is what the fuzzer says where its worker has ended by itself, which it does after 10 s with one input, or
+// where it has not begun or ended in a second.
+var stopped = regexp.MustCompile("fuzzing process hung or terminated unexpectedly|communicating with fuzzing process")
 
 // session runs the fuzzer once, and gives what it says.
 func (t *target) session(ctx context.Context, root string, each time.Duration, show *progress) (s stats, log string, err error) {
