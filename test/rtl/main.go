@@ -52,6 +52,8 @@ var steps = []step{
 	{name: "in the card", command: []string{"go", "test", "-count=1", "-tags", "rtl", "-timeout", "0", "./hw/softcard"}, limit: 15 * time.Minute, whole: true},
 	{name: "conformance", command: []string{"go", "run", "-tags", "rtl", "./cmd/rnicctl", "conformance", "-d", "soft:?engine=rtl", "test/golden"},
 		limit: 15 * time.Minute, show: " passed, "},
+	{name: "host gather", command: []string{"go", "run", "-tags", "rtl", "./cmd/rnicctl", "conformance", "-d", "soft:?engine=rtl", "--gather", "host", "test/golden"},
+		limit: 15 * time.Minute, show: " passed, "},
 }
 
 // errMissing names the programs that are not there and were not installed.
