@@ -20,8 +20,20 @@ func qemuEnv(dir string) []string {
 	return []string{"QEMU_MODULE_DIR=" + dir + "/usr/lib/x86_64-linux-gnu/qemu"}
 }
 
-// guestCPU is what the guest sees: all that TCG emulates, but for "fast" string instructions, which are slow in it.
-const guestCPU = "max,-erms,-fsrm"
+// machineArgs are QEMU's arguments for processors and memory. A vfio-user device maps the guest's memory: it is a file that both share.
+func (c *Config) machineArgs(accel string) []string {
+	// TCG: all that it emulates, but for "fast" string instructions, which are slow in it. KVM: interrupts are remapped by QEMU only where
+	// it has the IO-APIC.
+	cpu, machine := "max,-erms,-fsrm", "q35,memory-backend=mem"
+	if accel == accelKVM {
+		cpu, machine = "host", "q35,memory-backend=mem,kernel-irqchip=split"
+	}
+	return []string{"-accel", accel, "-cpu", cpu, "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMB),
+		"-M", machine, "-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemoryMB)}
+}
+
+// intelIOMMU is in caching mode: the guest tells of each mapping that it makes, which QEMU passes on to the card.
+const intelIOMMU = "intel-iommu,caching-mode=on"
 
 // vfioUserPCI asks QEMU whether it has the device.
 func vfioUserPCI(ctx context.Context, dir string) error {
@@ -40,25 +52,21 @@ const (
 )
 
 // qemuArgs are QEMU's arguments for a guest whose sockets and files are in dir.
-func (c *Config) qemuArgs(dir, kernel string) []string {
+func (c *Config) qemuArgs(dir, kernel, accel string) []string {
 	// no_timer_check: on a busy host the emulated timer may come too late for the kernel's test of it, which then panics.
 	// tsc=reliable: there, too, it would take the time-stamp counter for unstable, and read a clock that is emulated as a device.
 	cmdline := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init", "no_timer_check", "tsc=reliable"}
-	// A vfio-user device maps the guest's memory: it is a file that both share.
-	args := []string{
+	args := append(c.machineArgs(accel),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-accel", "tcg", "-cpu", guestCPU, "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMB),
-		"-M", "q35,memory-backend=mem", "-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemoryMB),
-		"-chardev", "file,id=console,path=" + dir + "/console.log", "-serial", "chardev:console",
-		"-chardev", "socket,id=port,server=off,path=" + dir + "/port.sock", "-serial", "chardev:port",
-		"-chardev", "socket,id=qmp,server=off,path=" + dir + "/qmp.sock", "-mon", "chardev=qmp,mode=control",
-		"-kernel", kernel + "/vmlinuz", "-initrd", dir + "/initramfs",
-	}
+		"-chardev", "file,id=console,path="+dir+"/console.log", "-serial", "chardev:console",
+		"-chardev", "socket,id=port,server=off,path="+dir+"/port.sock", "-serial", "chardev:port",
+		"-chardev", "socket,id=qmp,server=off,path="+dir+"/qmp.sock", "-mon", "chardev=qmp,mode=control",
+		"-kernel", kernel+"/vmlinuz", "-initrd", dir+"/initramfs",
+	)
 	iommu := ""
 	switch c.IOMMU {
 	case Intel:
-		// Caching mode: the guest tells of each mapping that it makes, which QEMU passes on to the card.
-		iommu = "intel-iommu,caching-mode=on"
+		iommu = intelIOMMU
 		cmdline = append(cmdline, "intel_iommu=on")
 	case Virtio:
 		iommu = "virtio-iommu-pci,addr=02.0"

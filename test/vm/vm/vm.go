@@ -160,6 +160,10 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	qemu, kernel := filepath.Join(cache, "qemu"), filepath.Join(cache, c.Kernel)
+	accel, err := acceleration(ctx, cache, qemu, kernel, c.Say)
+	if err != nil {
+		return nil, err
+	}
 	udev := ""
 	if c.Udev {
 		if udev, err = prepare(ctx, cache, udevPart, c.Say); err != nil {
@@ -174,7 +178,7 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	g := &Guest{cfg: c, dir: dir, more: make(chan struct{}), done: make(chan struct{})}
 	g.result.Exit, g.result.Guest = noExit, c.Kernel+" "+c.VFIO+" "+c.IOMMU
 	g.ctx, g.cancel = context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("the guest did not end in %v", c.Limit))
-	if err := g.start(qemu, kernel, udev); err != nil {
+	if err := g.start(qemu, kernel, udev, accel); err != nil {
 		g.end()
 		return nil, fmt.Errorf("start the guest: %w", err)
 	}
@@ -239,7 +243,7 @@ func (c *Config) Card(i int) string {
 func (c *Config) Function(i int) string { return fmt.Sprintf("0000:00:%02x.0", firstDevice+i) }
 
 // start starts the cards and QEMU.
-func (g *Guest) start(qemu, kernel, udev string) error {
+func (g *Guest) start(qemu, kernel, udev, accel string) error {
 	if err := g.initramfs(kernel, udev); err != nil {
 		return err
 	}
@@ -260,7 +264,7 @@ func (g *Guest) start(qemu, kernel, udev string) error {
 	}
 	defer qmpL.Close()
 
-	line := append(qemuCommand(qemu), g.cfg.qemuArgs(g.dir, kernel)...)
+	line := append(qemuCommand(qemu), g.cfg.qemuArgs(g.dir, kernel, accel)...)
 	g.qemu = exec.Command(line[0], line[1:]...)
 	g.qemu.Env = append(os.Environ(), qemuEnv(qemu)...)
 	said := &bytes.Buffer{}
