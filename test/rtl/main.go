@@ -53,7 +53,7 @@ var steps = []step{
 	{name: "conformance", command: []string{"go", "run", "-tags", "rtl", "./cmd/rnicctl", "conformance", "-d", "soft:?engine=rtl", "test/golden"},
 		limit: 15 * time.Minute, show: " passed, "},
 	{name: "host gather", command: []string{"go", "run", "-tags", "rtl", "./cmd/rnicctl", "conformance", "-d", "soft:?engine=rtl", "--gather", "host", "test/golden"},
-		limit: 15 * time.Minute, show: " passed, "},
+		limit: 15 * time.Minute, show: " passed, ", whole: true},
 }
 
 // errMissing names the programs that are not there and were not installed.
