@@ -190,7 +190,7 @@ func (m *mutant) seed(dir string) (overlay string, err error) {
 
 // goTest runs the tests whose names begin so.
 func goTest(pkg string, names []string, overlay string, env ...string) ([]byte, error) {
-	args := []string{"test", "-count=1", "-v", "-timeout", "2m", "-run", "^(" + strings.Join(names, "|") + ")"}
+	args := []string{"test", "-count=1", "-v", "-timeout", "5m", "-run", "^(" + strings.Join(names, "|") + ")"}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
