@@ -1,6 +1,7 @@
 package regs
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -61,7 +62,7 @@ func TestEveryRegister(t *testing.T) {
 			}
 			for k := range r.Count {
 				n++
-				name := b.Block + "." + r.Name + "[" + string('0'+rune(k)) + "]"
+				name := fmt.Sprintf("%s.%s[%d]", b.Block, r.Name, k)
 				if off, ok := at[name]; !ok || off != b.Offset+r.Offset+k*r.Stride {
 					t.Errorf("%s: at %#x, %v", name, off, ok)
 				}
