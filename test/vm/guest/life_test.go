@@ -8,10 +8,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"rnic/driver"
 )
@@ -174,6 +177,7 @@ func TestLifeTaken(t *testing.T) {
 		t.Skip("not asked for: the host takes no card away")
 	}
 	a, b := openPair(t)
+	held := holdFunctions(t)
 	running, ended := make(chan bool, 1), make(chan map[string]error, 1)
 	go func() { ended <- traffic(a, b.mr.Remote(), running) }()
 	select {
@@ -188,10 +192,43 @@ func TestLifeTaken(t *testing.T) {
 	if !t.Failed() {
 		fmt.Println("ENDED WELL")
 	}
+	time.Sleep(10 * time.Second) // the host ends the guest before
+	for _, fd := range held {
+		_ = unix.Close(fd)
+	}
 	if err := a.dev.Close(); err != nil {
 		t.Errorf("close of a card that is gone: %v", err)
 	}
 	_ = b.dev.Close()
+}
+
+// holdFunctions keeps the functions that are open, by more descriptors: a kernel that takes one away waits for them. Without, QEMU would eject the card, and
+// abort over it, before what the program says got out of the guest.
+func holdFunctions(t *testing.T) (held []int) {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err != nil || to != "anon_inode:[vfio-device]" && !strings.HasPrefix(to, "/dev/vfio/devices/") {
+			continue
+		}
+		n, err := strconv.Atoi(fd.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, n)
+	}
+	for i, fd := range held {
+		if held[i], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(held) != 2 {
+		t.Fatalf("%d functions are open, want 2", len(held))
+	}
+	return held
 }
 
 // TestLifeKilled: SIGKILL of a program in mid-traffic. Not a frame comes from its card afterwards, nothing that it wrote to changes any more, and the
