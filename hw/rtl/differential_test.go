@@ -41,7 +41,7 @@ func TestRTL_Differential(t *testing.T) {
 			}
 		}
 		for _, what := range least {
-			if d.saw[what] == 0 {
+			if walks(t) >= 300 && d.saw[what] == 0 {
 				t.Errorf("no walk with: %s", what)
 			}
 		}
