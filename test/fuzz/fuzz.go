@@ -65,8 +65,8 @@ func fuzz(ctx context.Context, root string, t *target, each time.Duration, show 
 }
 
 // stopped is what the fuzzer says where its worker has ended by itself, which it does after 10 s with one input, or
-// where it has not begun or ended in a second.
-var stopped = regexp.MustCompile("fuzzing process hung or terminated unexpectedly|communicating with fuzzing process")
+// where it has not begun or ended in a second, and now and then where the time has passed.
+var stopped = regexp.MustCompile(`(?m)fuzzing process hung or terminated unexpectedly|communicating with fuzzing process|^\s+context deadline exceeded$`)
 
 // session runs the fuzzer once, and gives what it says.
 func (t *target) session(ctx context.Context, root string, each time.Duration, show *progress) (s stats, log string, err error) {
