@@ -249,11 +249,12 @@ func (c *commands) finish(i int, r *hw.CommandReply, out []byte) error {
 const registerGrace = 100 * time.Millisecond
 
 // deadline makes the error of a call that ended by its context. Registers that
-// are all ones say that the device is gone.
+// are all ones say that the device is gone, and end its use: no interrupt tells
+// of a card that was pulled out.
 func (c *commands) deadline(ctx context.Context, waited string) error {
 	type result struct {
 		regs []RegisterValue
-		err  error
+		gone bool
 	}
 	got := make(chan result, 1)
 	go func() { // ends within the backend's deadline
@@ -261,10 +262,13 @@ func (c *commands) deadline(ctx context.Context, waited string) error {
 		for _, name := range commandQueries {
 			v, err := c.d.ReadRegister(name)
 			if err != nil {
-				r.err = err
+				r.gone = errors.Is(err, ErrDeviceGone)
 				break
 			}
 			r.regs = append(r.regs, v)
+		}
+		if r.gone = r.gone || len(r.regs) > 0 && bits.OnesCount64(r.regs[0].Value) == 32; r.gone {
+			c.d.die(fmt.Errorf("%w: its registers are all ones", ErrDeviceGone))
 		}
 		got <- r
 	}()
@@ -273,7 +277,7 @@ func (c *commands) deadline(ctx context.Context, waited string) error {
 	defer t.Stop()
 	select {
 	case r := <-got:
-		if errors.Is(r.err, ErrDeviceGone) || len(r.regs) > 0 && bits.OnesCount64(r.regs[0].Value) == 32 {
+		if r.gone {
 			return fmt.Errorf("%w: waited for %s", ErrDeviceGone, waited)
 		}
 		e.Registers = r.regs

@@ -133,6 +133,34 @@ func TestCommandDeadline(t *testing.T) {
 	h.paused.Store(false)
 }
 
+// A card that was pulled out reads as all ones, and nothing else tells of it: a command that is not answered finds it, and everyone who
+// waits is told.
+func TestDeviceReadsAsOnes(t *testing.T) {
+	h := newHarness(t, softcard.Config{})
+	s := newSide(t, h.addr, 16, smallQP)
+	waited := make(chan error, 1)
+	go func() {
+		var wc [1]driver.WC
+		_, err := s.cq.Wait(testCtx(t), wc[:])
+		waited <- err
+	}()
+	h.paused.Store(true)
+	h.set(hw.RegControlStatus, ^uint32(0))
+	err := error(driver.ErrTimeout)
+	for range 50 { // on a busy machine the registers may be read late
+		if _, err = s.qp.Query(short(t)); !errors.Is(err, driver.ErrTimeout) {
+			break
+		}
+	}
+	wantErr(t, "Query", err, driver.ErrDeviceGone)
+	wantErr(t, "Wait", <-waited, driver.ErrDeviceGone)
+	if e, err := s.d.NextEvent(testCtx(t)); err != nil || e.Type != driver.EventDeviceGone {
+		t.Errorf("%v, %v", e, err)
+	}
+	wantErr(t, "PostRecv", s.qp.PostRecv(&driver.RecvWR{}), driver.ErrDeviceGone)
+	h.paused.Store(false)
+}
+
 // The server dies: every call ends in a device-gone error, those that wait too.
 func TestDeviceGone(t *testing.T) {
 	h := newHarness(t, softcard.Config{})

@@ -182,7 +182,7 @@ func TestLifeTaken(t *testing.T) {
 	go func() { ended <- traffic(a, b.mr.Remote(), running) }()
 	select {
 	case <-running:
-		fmt.Println("TRAFFIC")
+		fmt.Println("READY")
 	case e := <-ended:
 		t.Fatalf("no traffic: %v", e)
 	}
@@ -229,6 +229,49 @@ func holdFunctions(t *testing.T) (held []int) {
 		t.Fatalf("%d functions are open, want 2", len(held))
 	}
 	return held
+}
+
+// TestLifeServer runs until the host has killed the process that serves the cards, while no request of QEMU's is under way to it.
+func TestLifeServer(t *testing.T) {
+	if os.Getenv("RNIC_VM_TAKEN") == "" {
+		t.Skip("not asked for: the host kills no server")
+	}
+	a, b := openPair(t)
+	if err := a.do(0, driver.SendWR{Opcode: driver.Write, SGEs: []driver.SGE{a.mr.SGE(0, 5000)}, Remote: b.mr.Remote()}); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("READY")
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil { // when it is done
+		t.Fatal(err)
+	}
+	for _, e := range []*end{a, b} {
+		// Its registers read as all ones. QEMU may be slow to say so.
+		var err error
+		for range 5 {
+			if _, err = e.qp[0].Query(t.Context()); !errors.Is(err, driver.ErrTimeout) {
+				break
+			}
+		}
+		if !errors.Is(err, driver.ErrDeviceGone) {
+			t.Fatalf("a command: %v", err)
+		}
+		if v, err := e.dev.NextEvent(t.Context()); err != nil || v.Type != driver.EventDeviceGone {
+			t.Errorf("an event: %v, %v", v, err)
+		}
+		if err := e.qp[0].PostSend(&driver.SendWR{Opcode: driver.Write, SGEs: []driver.SGE{e.mr.SGE(0, 1)}}); !errors.Is(err, driver.ErrDeviceGone) {
+			t.Errorf("a post: %v", err)
+		}
+		var wc [1]driver.WC
+		if _, err := e.cq.Wait(t.Context(), wc[:]); !errors.Is(err, driver.ErrDeviceGone) {
+			t.Errorf("waiting: %v", err)
+		}
+		if err := e.dev.Close(); err != nil {
+			t.Errorf("close of a card that is gone: %v", err)
+		}
+	}
+	if !t.Failed() {
+		fmt.Println("ENDED WELL")
+	}
 }
 
 // TestLifeKilled: SIGKILL of a program in mid-traffic. Not a frame comes from its card afterwards, nothing that it wrote to changes any more, and the

@@ -3,6 +3,8 @@ package legs
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -34,7 +36,10 @@ func TestVM_Faults(t *testing.T) {
 		if l.cfg.IOMMU != "" {
 			t.Skip("the faults of Intel's IOMMU stand for those of the others, which log each 4 or 8 bytes by themselves")
 		}
-		none(t, pass(t, cards(t, l.cfg, "^Test(Faults|Life(Unbound|Removed|Killed))")))
+		cfg := cards(t, l.cfg, "^Test(Faults|Life(Unbound|Removed|Killed))")
+		cfg.Trace = filepath.Join(t.TempDir(), "trace")
+		none(t, pass(t, cfg))
+		known(t, cfg.Trace)
 	})
 }
 
@@ -43,7 +48,7 @@ func TestVM_Unplugged(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, l leg) {
 		l.cfg.RootPorts = true
-		err := taken(t, l.cfg, func(ctx context.Context, g *vm.Guest) error {
+		err := taken(t, l.cfg, "^TestLifeTaken$", func(ctx context.Context, g *vm.Guest) error {
 			_, err := g.QMP(ctx, "device_del", map[string]any{"id": "card0"})
 			return err
 		})
@@ -53,19 +58,36 @@ func TestVM_Unplugged(t *testing.T) {
 	})
 }
 
+// TestVM_ServerKilled: SIGKILL of rnicsim. For the guest's program each card was pulled out. The gate has one of the interfaces.
+func TestVM_ServerKilled(t *testing.T) {
+	some := legs[:2]
+	if os.Getenv("RNIC_FULL") != "1" {
+		some = some[1:]
+	}
+	on(t, some, func(t *testing.T, l leg) {
+		err := taken(t, l.cfg, "^TestLifeServer$", func(_ context.Context, g *vm.Guest) error {
+			g.KillCards()
+			return g.Send("killed\n")
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // taken runs a program's traffic in a guest, has its card taken away, and wants each call of the program to end as it should. The guest ends then:
-// QEMU 11.1 aborts when it has taken a vfio-user device out (memory_region_del_subregion). It also aborts when the process that serves a card dies in
-// mid-traffic (error_setv): that is shown without a guest, in test/process.
-func taken(t *testing.T, cfg vm.Config, take func(context.Context, *vm.Guest) error) error {
+// QEMU 11.1 aborts when it has taken a vfio-user device out (memory_region_del_subregion). It also aborts when the process that serves a card dies
+// while a request to it is under way (error_setv): that is shown without a guest, in test/process.
+func taken(t *testing.T, cfg vm.Config, test string, take func(context.Context, *vm.Guest) error) error {
 	t.Helper()
-	cfg = cards(t, cfg, "^TestLifeTaken$")
+	cfg = cards(t, cfg, test)
 	cfg.Env = []string{"RNIC_VM_TAKEN=1"}
 	g, err := vm.Start(t.Context(), cfg)
 	vm.Check(t, err)
 	defer g.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	_, err = g.Await(ctx, "TRAFFIC")
+	_, err = g.Await(ctx, "READY")
 	if err == nil {
 		err = take(ctx, g)
 	}
