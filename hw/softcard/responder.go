@@ -154,8 +154,12 @@ func (c *Card) receiveSend(q *qp, p *roce.Packet) {
 		return
 	}
 	if fault, ok := c.scatter(q, r.wqe.segs, hw.AccessLocalWrite, &r.wqe.cursor, payload); !ok {
-		if fault.Reason == reasonHeld {
-			return // as if it had been lost
+		if fault.Reason == reasonHeld { // as if the packet had been lost
+			if pos.Starts() {
+				c.qps.recvs = append(c.qps.recvs, r.wqe)
+				r.in, r.wqe = messageNone, nil
+			}
+			return
 		}
 		c.failRecv(q, localStatus(fault.Reason), fault, roce.NAKRemoteOperationalError)
 		return
@@ -246,6 +250,8 @@ func (c *Card) receiveWrite(q *qp, p *roce.Packet) {
 		if fault.Reason != reasonHeld {
 			syn, event := responderFault(fault.Reason)
 			c.nak(q, syn, event, fault.Reason)
+		} else if pos.Starts() { // as if the packet had been lost
+			r.in = messageNone
 		}
 		return
 	}

@@ -237,6 +237,35 @@ func TestInvalidRequests(t *testing.T) {
 	}
 }
 
+// TestG11_HeldFillIsALostPacket: a packet whose lookup waits for a fill that is held back is as good as lost, the first
+// of a message too: it is taken when it comes again.
+func TestG11_HeldFillIsALostPacket(t *testing.T) {
+	full, some := bytes.Repeat([]byte{1}, 4096), bytes.Repeat([]byte{2}, 100)
+	for name, k := range map[string]struct{ first, last roce.Opcode }{"SEND": {roce.RCSendFirst, roce.RCSendLast}, "WRITE": {roce.RCWriteFirst, roce.RCWriteLast}} {
+		t.Run(name, func(t *testing.T) {
+			p := newTwo(t, defaultLink())
+			p.b.recv(p.dst.sge(0, 64<<10))
+			hold := &p.pair.b.card.regs.tests.holdFill
+			for i, x := range []struct {
+				op      roce.Opcode
+				payload []byte
+			}{{k.first, full}, {k.last, some}} {
+				h := p.header(x.op, psnA+uint32(i))
+				h.RETH = roce.RETHFields{VA: p.dst.base, RKey: p.dst.key, DMALen: 4196}
+				hold.Store(1)
+				p.pair.b.card.keys.cache.Flush()
+				wantAnswers(t, "held", p.request(h, x.payload), "")
+				hold.Store(0)
+				wantAnswers(t, "again", p.request(h, x.payload), fmt.Sprintf("RC_ACK %d 0x1f msn %d; ", psnA+i, i))
+			}
+			if got, want := p.dst.mem[:4196], append(bytes.Clone(full), some...); !bytes.Equal(got, want) {
+				t.Error("the message is not in memory")
+			}
+			wantState(t, p.b, hw.QPStateRTS)
+		})
+	}
+}
+
 // TestQPPermissions: an operation that the QP does not grant is an invalid request.
 func TestQPPermissions(t *testing.T) {
 	for op, access := range map[roce.Opcode]hw.Access{roce.RCWriteOnly: hw.AccessRemoteWrite, roce.RCReadRequest: hw.AccessRemoteRead, roce.RCCompareSwap: hw.AccessRemoteAtomic} {

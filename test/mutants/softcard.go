@@ -25,6 +25,8 @@ var cardMutants = []mutant{
 		old: "	size := q.flow.FrameLen(h.Opcode, 0)\n", new: "	c.keys.Translate(w.segs[0].Key, q.who(0), w.segs[0].Addr, 1)\n	size := q.flow.FrameLen(h.Opcode, 0)\n"},
 	{rule: "G03", what: "an inline payload is gathered from the segments of an older WQE", file: cardWalkGo, pkg: card, test: "TestG03_",
 		old: "	case o.flags&hw.TraceFlagInline != 0:", new: "	case o.flags&hw.TraceFlagInline != 0 && at.Left == 0:"},
+	{rule: "G11", what: "a SEND whose first lookup is held is refused when it comes again", file: responderGo, pkg: card, test: "TestG11_HeldFillIsALostPacket",
+		old: "				r.in, r.wqe = messageNone, nil\n			}\n			return\n", new: "			}\n			return\n"},
 	{rule: "G11", what: "a fence leaves the cached copy", file: keyCacheGo, pkg: card, test: "TestG11_",
 		old: "	k.cache.Invalidate(index)\n", new: ""},
 	{rule: "G11", what: "a fence lets a fill under way become an entry", file: keyCacheGo, pkg: card, test: "TestG11_",
