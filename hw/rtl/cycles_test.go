@@ -188,6 +188,8 @@ func TestRTL_Cycles(t *testing.T) {
 				c.e.Run(1000, c, func() bool { return false })
 			}
 		}
-		t.Log("\n" + table.String())
+		for line := range strings.Lines(table.String()) { // make rtl shows what is logged, line by line
+			t.Log(strings.TrimSuffix(line, "\n"))
+		}
 	})
 }
