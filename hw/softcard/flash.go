@@ -21,10 +21,7 @@ type Flash struct {
 	mem    []byte
 	file   *os.File // nil: memory alone
 	pulled bool
-
-	// OnWrite is asked before each erase and program, and may pull the plug: left is then what they leave, of the length of
-	// old, and the flash answers nothing more until PowerUp. nil: power stays on.
-	OnWrite func(w FlashWrite) (left []byte, pull bool)
+	ask    func(w FlashWrite) (left []byte, pull bool) // of OnWrite
 }
 
 // FlashWrite is an erase or a program under way: the bytes from At on as they are, and as they are to be.
@@ -96,6 +93,15 @@ func (f *Flash) Close() error {
 	return file.Close()
 }
 
+// OnWrite has ask asked before each erase and program. It may pull the plug: left is then what they leave, of the length of
+// w.Old, and the flash answers nothing more until PowerUp. Calls of ask come one at a time, and none comes any more when
+// OnWrite has put another, or nil, in its place: then power stays on.
+func (f *Flash) OnWrite(ask func(w FlashWrite) (left []byte, pull bool)) {
+	f.mu.Lock()
+	f.ask = ask
+	f.mu.Unlock()
+}
+
 // PowerUp puts the plug in again.
 func (f *Flash) PowerUp() {
 	f.mu.Lock()
@@ -154,8 +160,8 @@ func (f *Flash) write(erase bool, at int, to []byte) error {
 	if f.pulled {
 		return ErrPlug
 	}
-	if f.OnWrite != nil {
-		if left, pull := f.OnWrite(FlashWrite{Erase: erase, At: at, Old: f.mem[at : at+len(to)], New: to}); pull {
+	if f.ask != nil {
+		if left, pull := f.ask(FlashWrite{Erase: erase, At: at, Old: f.mem[at : at+len(to)], New: to}); pull {
 			to, f.pulled = left, true
 		}
 	}

@@ -101,14 +101,14 @@ func TestBIT_PullAtEveryByte(t *testing.T) {
 	var writes []FlashWrite
 	f := NewFlash()
 	copy(f.mem, start.mem)
-	f.OnWrite = func(w FlashWrite) ([]byte, bool) {
+	f.OnWrite(func(w FlashWrite) ([]byte, bool) {
 		writes = append(writes, FlashWrite{Erase: w.Erase, At: w.At, Old: bytes.Clone(w.Old)})
 		return nil, false
-	}
+	})
 	if err := load(f, slot, new); err != nil {
 		t.Fatal(err)
 	}
-	f.OnWrite = nil
+	f.OnWrite(nil)
 	if sum, _ := running(t, f); sum != newSum {
 		t.Fatal("the new image does not run")
 	}
@@ -125,14 +125,14 @@ func TestBIT_PullAtEveryByte(t *testing.T) {
 					copy(f.mem[writes[i].At:], start.mem[writes[i].At:][:len(writes[i].Old)])
 				}
 				k := 0
-				f.OnWrite = func(w FlashWrite) ([]byte, bool) {
+				f.OnWrite(func(w FlashWrite) ([]byte, bool) {
 					if k++; k-1 != n {
 						return nil, false
 					}
 					return tear.left(w, cut, rng), true
-				}
+				})
 				err := load(f, slot, new)
-				f.OnWrite = nil
+				f.OnWrite(nil)
 				if !errors.Is(err, ErrPlug) {
 					t.Fatalf("write %d, byte %d, %s: the load says %v", n, cut, tear.name, err)
 				}

@@ -120,8 +120,9 @@ func TestBIT_PullAtEveryWrite(t *testing.T) {
 		return r
 	}
 	writes := 0
-	p.flash.OnWrite = func(softcard.FlashWrite) ([]byte, bool) { writes++; return nil, false }
+	p.flash.OnWrite(func(softcard.FlashWrite) ([]byte, bool) { writes++; return nil, false })
 	load(old, exitOK)
+	p.flash.OnWrite(nil)
 	n := writes
 	rng := rand.New(rand.NewPCG(11, 12))
 	for pull := 0; pull < n; pull++ {
@@ -130,7 +131,7 @@ func TestBIT_PullAtEveryWrite(t *testing.T) {
 			t.Fatalf("runs %s before the load", got)
 		}
 		k := 0
-		p.flash.OnWrite = func(w softcard.FlashWrite) ([]byte, bool) {
+		p.flash.OnWrite(func(w softcard.FlashWrite) ([]byte, bool) {
 			if k++; k-1 != pull {
 				return nil, false
 			}
@@ -138,9 +139,9 @@ func TestBIT_PullAtEveryWrite(t *testing.T) {
 			copy(left, w.New[:cut])
 			left[cut] = w.Old[cut]&0xf0 | w.New[cut]&0x0f
 			return left, true
-		}
+		})
 		r := rnicctl(t, "bitstream", "load", new, "-d", p.addr, "--yes")
-		p.flash.OnWrite = nil
+		p.flash.OnWrite(nil)
 		if k <= pull {
 			break // the new image has fewer writes, and this load was whole
 		}
