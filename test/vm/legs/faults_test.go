@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,12 +66,19 @@ func TestVM_ServerKilled(t *testing.T) {
 		some = some[1:]
 	}
 	on(t, some, func(t *testing.T, l leg) {
-		err := taken(t, l.cfg, "^TestLifeServer$", func(_ context.Context, g *vm.Guest) error {
-			g.KillCards()
-			return g.Send("killed\n")
-		})
-		if err != nil {
-			t.Fatal(err)
+		// A request of QEMU's own may be under way after all: then QEMU aborts, and nothing is shown.
+		for try := 1; ; try++ {
+			err := taken(t, l.cfg, "^TestLifeServer$", func(_ context.Context, g *vm.Guest) error {
+				g.KillCards()
+				return g.Send("killed\n")
+			})
+			switch {
+			case err == nil:
+				return
+			case try == 5 || !strings.Contains(err.Error(), "error_setv: Assertion"):
+				t.Fatal(err)
+			}
+			t.Logf("try %d: QEMU aborted", try)
 		}
 	})
 }
