@@ -79,7 +79,7 @@ func (b *bench) add(name, figure, unit, better string, floor, aim, measured floa
 func elsewhere(_ context.Context, b *bench) error {
 	b.rows = append(b.rows,
 		row{Name: "rtl", Figure: "gather engine in RTL, of the data path's width", Unit: "ratio", Better: more, Floor: at(0.98), Aim: at(1), Result: notHere,
-			Note: "not measured here: cycles are counted in simulation, by BenchmarkCycles of hw/rtl (`make rtl` builds what it needs)"})
+			Note: "not measured here: cycles are counted in simulation, by TestRTL_Cycles of hw/rtl (`make rtl` builds what it needs)"})
 	return nil
 }
 
