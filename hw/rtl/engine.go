@@ -2,7 +2,7 @@
 
 package rtl
 
-// #cgo LDFLAGS: ${SRCDIR}/../../bitstream/sim/build/librnicrtl.a -lstdc++ -lm -lpthread -latomic
+// #cgo LDFLAGS: -L${SRCDIR}/../../bitstream/sim/build -lrnicrtl -lstdc++ -lm -lpthread -latomic
 // #include "../../bitstream/sim/shim.h"
 import "C"
 

@@ -91,8 +91,8 @@ func simulated(mutants []mutant, out io.Writer) ([]mutant, error) {
 // rtlLibrary is the engine without a mutant, as environment.
 var rtlLibrary string
 
-// archive makes the library of the simulated engine, at one width, and gives the environment that links it. The linker takes the first
-// library that has what it wants, and go's environment comes first.
+// archive makes the library of the simulated engine, at one width, and gives the environment that links it: the linker looks into the
+// folders in their order, and go's environment comes before hw/rtl's, which may be empty.
 func archive(sources, build, fast string) (env string, err error) {
 	for _, p := range []*string{&sources, &build} {
 		if *p, err = filepath.Abs(*p); err != nil {
@@ -104,7 +104,7 @@ func archive(sources, build, fast string) (env string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("the engine is not built: %w\n%s", err, out)
 	}
-	return "CGO_LDFLAGS=" + filepath.Join(build, "librnicrtl.a"), nil
+	return "CGO_LDFLAGS=-L" + build, nil
 }
 
 // simulate builds an engine with the mutant that seed left in dir, and gives the environment that links it in the place of the other.
