@@ -151,6 +151,26 @@ func (s *sleeper) awake(t *testing.T, a *side, name string) {
 	}
 }
 
+// shown wakes the card after a try of an interleaving, in which it slept or not, and says whether that was the one
+// that is to be seen. It ends the test with what is wrong: each other try would wait as long.
+func (s *sleeper) shown(t *testing.T, a *side, name string, try int, asleep, sleeps bool) bool {
+	t.Helper()
+	if asleep && !sleeps {
+		t.Errorf("%s: the card sleeps", name)
+	}
+	if s.lost(asleep) {
+		t.Errorf("%s: the card sleeps and is not kicked", name)
+	}
+	s.awake(t, a, name)
+	if t.Failed() {
+		t.FailNow()
+	}
+	if asleep != sleeps && try == 100 { // something else may have kept it awake, but not each time
+		t.Fatalf("%s: the card does not sleep", name)
+	}
+	return asleep == sleeps
+}
+
 // TestSleep_EachInterleaving: a doorbell of the driver's own, its store and its look at the flag together,
 // falls before the card's flag, between its flag and its last look, and behind that look; in none does the
 // card sleep and nobody kicks it.
@@ -179,21 +199,8 @@ func TestSleep_EachInterleaving(t *testing.T) {
 						t.Fatal(err)
 					}
 				})
-				if asleep && !sleeps {
-					t.Errorf("%s: the card sleeps", name)
-				}
-				if s.lost(asleep) {
-					t.Errorf("%s: the card sleeps and is not kicked", name)
-				}
-				s.awake(t, a, name)
-				if t.Failed() { // each other try would wait as long
-					return
-				}
-				if asleep == sleeps {
+				if s.shown(t, a, name, try, asleep, sleeps) {
 					break
-				}
-				if try == 100 { // who takes events may have kept it awake, but not each time
-					t.Fatalf("%s: the card does not sleep", name)
 				}
 			}
 		}
@@ -264,21 +271,8 @@ func TestSleep_SplitDoorbell(t *testing.T) {
 						}
 					},
 				})
-				if asleep && !sleeps {
-					t.Errorf("%s: the card sleeps", name)
-				}
-				if s.lost(asleep) {
-					t.Errorf("%s: the card sleeps and is not kicked", name)
-				}
-				s.awake(t, a, name)
-				if t.Failed() { // each other try would wait as long
-					return
-				}
-				if asleep == sleeps {
+				if s.shown(t, a, name, try, asleep, sleeps) {
 					break
-				}
-				if try == 100 { // something else may have kept it awake, but not each time
-					t.Fatalf("%s: the card does not sleep", name)
 				}
 			}
 		}
